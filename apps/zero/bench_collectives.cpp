@@ -266,8 +266,8 @@ class Run {
             {[&b] { copy_with(b.other, b.full, comm::copy_bytes); }}};
   }
 
-  /// Until every rank has ended: where ranks outnumber the cores one may copy its own before the
-  /// next begins, and the longest of their own times is not the time of all.
+  /// Times calls until every rank has ended. If ranks outnumber the cores, one may end its copy
+  /// before the next begins, and then the longest of their own times is not the time of all.
   double time(const Loop& loop, int64_t calls) {
     group_.barrier("start of a timing");
     const auto start = std::chrono::steady_clock::now();

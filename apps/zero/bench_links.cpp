@@ -224,7 +224,7 @@ class Run {
   Run(Rail& rail, Board& board, const Place& place, const Options& options)
       : rail_(rail), board_(board), place_(place), options_(options) {}
 
-  /// Between hosts `first` and `second`, over the first `rails` rails. Collective.
+  /// Measures between hosts `first` and `second`, over the first `rails` rails. Collective.
   Json measure(int first, int second, int rails, int64_t size) {
     const auto& at = place_.topology;
     const bool takes_part = at.local_rank < rails && (at.host == first || at.host == second);

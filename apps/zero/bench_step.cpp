@@ -382,7 +382,7 @@ Summary exposed_ms(const Series& reference, const Series& stage) {
   return summarize(beyond);
 }
 
-/// All that ran, independent trainers first and those in lockstep, if any, after them.
+/// The series that ran: independent trainers first, and those in lockstep, if any, after them.
 using AllSeries = std::vector<Series>;
 
 /// The independent trainers, to whom everything else is compared.
@@ -493,7 +493,8 @@ void print_speed(const AllSeries& all, int hosts) {
   }
 }
 
-/// Beside what a rank's device multiplies, in FLOP/s.
+/// Prints the steps' speeds beside `products`, the FLOP/s that a rank's device reaches in matrix
+/// products.
 void print_products(const AllSeries& all, double products, c10::Device device) {
   fmt::print(
       "\nmatrix products of a rank: {:.4g} TFLOP/s at best, measured on {}; a step needs "

@@ -28,7 +28,7 @@ int run_rank(bool alone, const std::function<int(const std::shared_ptr<comm::Gro
     std::_Exit(kFailed);
   } catch (const std::exception& error) {
     if (alone) throw;
-    // At once and without leaving the group: the others must not end before this rank, whose
+    // Exits at once and without leaving the group: the others must not end before this rank, whose
     // message explains theirs.
     std::_Exit(report(error));
   }

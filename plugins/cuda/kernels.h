@@ -11,15 +11,17 @@
 
 namespace zero::cuda {
 
-/// As optim::update of an element-wise optimizer and whole master weights, with the same bits.
+/// Does the same as optim::update of an element-wise optimizer with whole master weights, with the
+/// same bits.
 void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
             const optim::Range& range, cudaStream_t stream);
 
-/// Blocks of `numel` elements, each of which has a sum in the workspace of squared_norm.
+/// The number of blocks of an array of `numel` elements. squared_norm writes the sum of each block
+/// into its workspace.
 int64_t norm_blocks(int64_t numel);
 
-/// As optim::squared_norm, with the same bits: the sum, and 0, or 1 where it is not finite, into
-/// `sums`. `workspace` has norm_blocks(numel) places.
+/// Calculates the bits that optim::squared_norm calculates. Writes two numbers into `sums`: the
+/// sum, and 0 if it is finite, else 1. `workspace` has norm_blocks(numel) places.
 void squared_norm(const void* values, c10::ScalarType dtype, int64_t numel, double* workspace,
                   double* sums, cudaStream_t stream);
 
@@ -34,12 +36,14 @@ struct LogitRows {
   float smoothing;
 };
 
-/// As softmax_cross_entropy_ of zero/models/layers/softmax.h, a loss for each row. A target outside
-/// of the vocabulary stops the device by an assertion, as in LibTorch's losses.
+/// Does the same as softmax_cross_entropy_ of zero/models/layers/softmax.h, with a loss for each
+/// row. A target outside of the vocabulary stops the device by an assertion, as in LibTorch's
+/// losses.
 void softmax_cross_entropy(const LogitRows& rows, bool gradient, cudaStream_t stream);
 
-/// As zero/models/layers/gelu.h: y = gelu(x) where `dy` is absent, else dx = dy gelu'(x), which may
-/// be in the place of dy, and gelu(x) once more where y is not absent. Arrays of `numel` numbers.
+/// The GELU of zero/models/layers/gelu.h. Without `dy` it writes y = gelu(x). With `dy` it writes
+/// dx = dy gelu'(x), and y = gelu(x) too if `y` is not null; `dx` may be `dy`. Each array has
+/// `numel` numbers.
 void gelu(const void* x, const void* dy, void* dx, void* y, c10::ScalarType dtype, int64_t numel,
           cudaStream_t stream);
 

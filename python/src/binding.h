@@ -36,7 +36,8 @@ void reset_released(Pointer& pointer) {
   released([&] { pointer.reset(); });
 }
 
-/// For destructors: what `action` throws is told as Python tells errors that nobody can catch.
+/// For destructors: reports an exception of `action` as Python reports errors that nobody can
+/// catch.
 template <class Action>
 void unraisable(const Action& action) noexcept {
   try {

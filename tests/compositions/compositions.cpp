@@ -51,7 +51,7 @@ Case shrink(Worker& worker, Case failing, std::string& why, Clock::time_point en
   return failing;
 }
 
-/// Without its numbers: what messages have in common.
+/// Returns a message without its numbers: the part that messages of one kind share.
 std::string kind_of(const std::string& message) {
   std::string kind;
   for (const char c : message.substr(0, 100)) {

@@ -533,7 +533,7 @@ class HostCarried final : public c10d::Backend {
   }
 
  private:
-  // In rank order, in fp32, rounded once.
+  // Adds in rank order, in fp32, and rounds once.
   static Tensor sum(const std::vector<Tensor>& all) {
     auto total = all[0].to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
     for (size_t i = 1; i < all.size(); ++i) total.add_(all[i].to(at::kFloat));

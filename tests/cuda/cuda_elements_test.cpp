@@ -25,7 +25,8 @@
 namespace zero::optim {
 namespace {
 
-/// As a device's kernel: every thread, one after the other, from the last to the first.
+/// Updates as a device's kernel does: every thread, one after the other, from the last to the
+/// first.
 void update_by_threads(const Optimizer& optimizer, Moment moment, float factor,
                        const Range& range) {
   device::with_update(optimizer, moment, range,
@@ -36,7 +37,7 @@ void update_by_threads(const Optimizer& optimizer, Moment moment, float factor,
                       });
 }
 
-/// As the two kernels of the norm.
+/// Computes the norm as its two kernels do.
 double norm_by_threads(const void* values, c10::ScalarType dtype, int64_t numel) {
   using kernels::kNormBlock;
   using kernels::kNormLanes;
@@ -192,8 +193,8 @@ TEST(CudaElements, AddSquaresInTheOrderOfTheCpu) {
   }
 }
 
-// As the kernel of a row: every thread reads its share, warps of 32 and then their parts are joined
-// in pairs, and every thread writes.
+// The steps of a row's kernel: every thread reads its share, warps of 32 and then their parts are
+// joined in pairs, and every thread writes.
 struct HostMath {
   static float exp2(float x) { return std::exp2(x); }
   static double log(double x) { return std::log(x); }
@@ -326,7 +327,7 @@ TEST(CudaElements, SoftmaxCrossEntropyOfLogitsThatAreNotFinite) {
   }
 }
 
-// As the kernels: blocks of rows, whose parts are added in one order.
+// Adds as the kernels do: blocks of rows, whose parts are added in one order.
 at::Tensor column_sums_by_threads(const at::Tensor& matrix, bool packed) {
   constexpr int64_t kParts = 3, kLanes = 2;
   const int64_t rows = matrix.size(0), columns = matrix.size(1);

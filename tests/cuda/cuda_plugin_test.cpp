@@ -27,7 +27,7 @@ TEST(DevicePlugin, IsRefusedByNameForDevicesThatHaveNone) {
               HasSubstr("XPU"));
 }
 
-// On a machine with a GPU the first, on others one of the rest.
+// A machine with a GPU has the operators. On others the message says what is missing.
 TEST(DevicePlugin, OfCudaBringsItsOperatorsOrSaysWhatIsMissing) {
   std::string message;
   try {

@@ -45,7 +45,7 @@ std::vector<int64_t> sequences(const TokenLoader::Batch& batch, int64_t length,
   return numbers;
 }
 
-// All samples in global order: micro-steps of all ranks.
+// Returns all samples in global order: micro-steps of all ranks.
 std::vector<int64_t> order(const TokenRange& tokens, LoaderOptions options, int64_t micro_steps) {
   std::vector<TokenLoader> ranks;
   for (options.rank = 0; options.rank < options.world_size; ++options.rank)

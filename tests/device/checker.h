@@ -17,7 +17,8 @@ class Checker {
  public:
   explicit Checker(Memory& memory) : memory_(memory) {}
 
-  /// Who accesses: its number `task`, and what it knows to have happened before.
+  /// The access's thread of work: its number `task`, and the accesses that it knows to have come
+  /// before.
   struct Operation {
     Actor actor;
     uint64_t task;

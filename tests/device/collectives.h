@@ -31,7 +31,7 @@ class Collectives {
   /// Sums are added in the order of the ranks and rounded once: in fp32, of doubles in fp64.
   void reduce_scatter(int rank, const at::Tensor& whole, const at::Tensor& slice);
   void all_reduce(int rank, const at::Tensor& tensor);
-  /// From `root` to all.
+  /// Sends `root`'s tensor to all.
   void broadcast(int rank, const at::Tensor& tensor, int root);
 
  private:

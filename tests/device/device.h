@@ -124,11 +124,11 @@ struct Counts {
   int64_t host_waits = 0;   ///< of a host for device work, those inside operators too
   /// The same, by what waited: "stream", "event", "device", "copy to the host", an operator's name.
   std::map<std::string, int64_t> host_waits_by_cause;
-  /// By host: the waits of streams that it enqueued, and those of its own that Options can leave
-  /// out.
+  /// The waits of streams that a host enqueued, by host; and those of its own that Options can
+  /// leave out.
   std::array<int64_t, kDevices> waits_by_host{}, own_waits_by_host{};
 };
-/// Since `configure`.
+/// Returns the counts since `configure`.
 Counts counts();
 /// The wait of a stream with that number waited for this, among those that a host enqueued since
 /// `configure`; for failures of tests.

@@ -102,7 +102,7 @@ Effect shadow_run(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
   return effect;
 }
 
-// By signature, of all threads.
+// The effects by signature, of all threads.
 struct KnownEffects {
   std::mutex mutex;
   std::unordered_map<std::string, Effect> effects;

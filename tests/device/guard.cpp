@@ -42,7 +42,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getStreamFromGlobalPool(c10::Device of, bool /*high_priority*/) const override {
     return getNewStream(of, 0);
   }
-  // In turns: there are a few streams, and two owners may get the same one, as elsewhere.
+  // Streams are given in turns: there are a few, and two owners may get the same one, as elsewhere.
   c10::Stream getNewStream(c10::Device of, int /*priority*/) const override {
     static std::array<std::atomic<int>, kDevices> next{};
     const int index = index_of(of);

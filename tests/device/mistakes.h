@@ -25,7 +25,7 @@ struct Mistake {
 };
 inline void PrintTo(const Mistake& mistake, std::ostream* to) { *to << mistake.name; }
 
-/// Between streams of one device: who waits for whom, and when the event is recorded.
+/// The events between streams of one device: who waits for whom, and when the event is recorded.
 std::vector<Mistake> mistakes_with_events();
 /// The life of device memory that several streams use.
 std::vector<Mistake> mistakes_with_memory();

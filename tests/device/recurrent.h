@@ -20,12 +20,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
                                                     at::TensorList parameters, bool biases,
                                                     int64_t layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first);
-/// As aten::gru.input.
+/// Does the same as aten::gru.input.
 std::tuple<at::Tensor, at::Tensor> gru(const at::Tensor& input, const at::Tensor& state,
                                        at::TensorList parameters, bool biases, int64_t layers,
                                        double dropout, bool train, bool bidirectional,
                                        bool batch_first);
-/// As aten::lstm_cell and aten::gru_cell: one step.
+/// These do one step, as aten::lstm_cell and aten::gru_cell.
 std::tuple<at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input, at::TensorList states,
                                              const at::Tensor& input_weight,
                                              const at::Tensor& state_weight,
@@ -35,8 +35,9 @@ at::Tensor gru_cell(const at::Tensor& input, const at::Tensor& state,
                     const at::Tensor& input_weight, const at::Tensor& state_weight,
                     const std::optional<at::Tensor>& input_bias,
                     const std::optional<at::Tensor>& state_bias);
-/// As aten::_thnn_fused_lstm_cell and aten::_thnn_fused_gru_cell, which LibTorch asks this kind of
-/// device for; the workspace, their last result, is undefined since autograd sees the parts.
+/// These do the same as aten::_thnn_fused_lstm_cell and aten::_thnn_fused_gru_cell, which LibTorch
+/// asks this kind of device for. The workspace, their last result, is undefined since autograd sees
+/// the parts.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(
     const at::Tensor& input_gates, const at::Tensor& state_gates, const at::Tensor& cell,
     const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& state_bias);

@@ -281,7 +281,7 @@ TEST(Costs, AreWhatTheLedgerAndTheTrafficCount) {
           c.offload_optimizer.device = setting.optimizer;
           if (setting.optimizer == OffloadDevice::nvme) {
             c.offload_optimizer.nvme_path = folder.path();
-            // Else a step reads ahead for the next one.
+            // A step would otherwise read ahead for the next one.
             c.offload_optimizer.pipeline_read = false;
           }
           const int64_t ranks = int64_t{setting.world.hosts} * setting.world.ranks_a_host;

@@ -110,7 +110,7 @@ void check_every_crash_point(bool swaps) {
         expect_equal(weights(engine), saves.next[steps]);
         if (first) ++found[steps];
       }
-      // Whatever was left is no hindrance, and goes.
+      // Left-overs must not hinder a save, which removes them.
       engine.save(folder.path() / "run");
       if (first) {
         const auto left = test::Tree::of(folder.path());

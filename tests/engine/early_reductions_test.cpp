@@ -216,7 +216,7 @@ TEST(EarlyReductions, AddWhatComesForAUnitThatHasBeenReducedAndThenWaitForTheEnd
         engine.backward(model.loss(rank, step, true));
         const int64_t started = sums(engine.group(), stage) - before;
         EXPECT_EQ(started > 0, engine.group().topology().hosts > 1 && (step == 1 || step == 2));
-        // From here on a second loss, on rank 1 of other layers too.
+        // The later steps have a second loss, on rank 1 of other layers too.
         if (step >= 2) engine.backward(model.loss(rank, step + 7, rank != 0));
         engine.step();
         EXPECT_EQ(engine.group().ledger()->usage(Category::gradient_buckets).current, 0);

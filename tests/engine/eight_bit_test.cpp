@@ -190,7 +190,7 @@ TEST(EightBitStates, SavesLoadInEveryFormat) {
   });
 }
 
-// With fp32 moments as the measure: the same losses but for a small part of what was learnt.
+// The measure is fp32 moments: losses are the same except for a small part of what was learnt.
 TEST(EightBitStates, LearnAsMomentsInFp32Do) {
   for (const Optimizer& optimizer :
        {Optimizer(AdamW{.lr = 3e-3}), Optimizer(Sgd{.lr = 2e-3, .momentum = 0.9}),

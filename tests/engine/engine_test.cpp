@@ -73,7 +73,8 @@ TEST_P(EngineFormulas, MemoryOfTheStatesIsTheFormulaPlusPaddingByTheLedger) {
     EXPECT_EQ(ledger.usage(Category::gradients).peak, formula.gradients);
     EXPECT_EQ(ledger.usage(Category::optimizer).current, formula.optimizer);
     EXPECT_EQ(ledger.usage(Category::optimizer).peak, formula.optimizer);
-    // And the formula is the paper's, over the padded elements: computed here independently.
+    // The formula must be the paper's over the padded elements, which is computed here
+    // independently.
     int64_t padded = 0;
     for (const auto& unit : engine.layout().units()) padded += unit.numel;
     const bool alone = ranks == 1;

@@ -37,7 +37,7 @@ std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
   return all;
 }
 
-// At each stage, on as many ranks.
+// Runs `body` at each stage on `ranks` ranks.
 void at_every_stage(int ranks,
                     const std::function<void(int stage, std::shared_ptr<comm::Group>)>& body) {
   for (int stage = 0; stage <= 3; ++stage) {

@@ -37,7 +37,7 @@ inline Config on_disk(Config c, const TemporaryFolder& folder, int64_t buffers =
   return c;
 }
 
-// Also the parameters, of which the first `kept` elements of a rank's slices stay in memory.
+// Puts the parameters on disk too; the first `kept` elements of a rank's slices stay in memory.
 inline Config all_on_disk(Config c, const TemporaryFolder& folder, int64_t kept = 0) {
   c = on_disk(c, folder);
   c.offload_param = {

@@ -495,7 +495,7 @@ TEST(Optimizers, StatesSaveAndLoadAlsoAtAnotherNumberOfRanks) {
   }
 }
 
-// By value, with clipping by norm before it: what torch's two functions do, one after the other.
+// Clips by norm and then by value, as torch's two functions do one after the other.
 TEST(Clipping, ByValueFollowsThatByNormAndWorksInBackward) {
   const double limit = 0.003;
   auto c = config(0);

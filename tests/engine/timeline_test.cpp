@@ -219,7 +219,7 @@ struct Slice {
   double end = 0;
 };
 
-// By thread; each must nest.
+// Returns slices by thread; those of each thread must nest.
 std::map<std::string, std::map<int64_t, std::vector<Slice>>> rows_of(const Json& trace) {
   std::map<int64_t, std::string> threads;
   std::map<int64_t, std::string> processes;

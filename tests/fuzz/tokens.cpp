@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::array<uint16_t, 4> kTokens{7, 50256, 0, 65535};
 
-// In pieces, and whole.
+// Reads the file whole, and in pieces.
 void read(const TokenFile& file) {
   std::vector<int64_t> whole(static_cast<size_t>(file.size()));
   const auto largest = file.read(0, whole);

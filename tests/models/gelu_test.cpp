@@ -10,7 +10,7 @@
 namespace zero {
 namespace {
 
-// In fp64, on the same (rounded) inputs.
+// The results in fp64, of the same (rounded) inputs.
 struct Reference {
   at::Tensor value;
   at::Tensor slope;

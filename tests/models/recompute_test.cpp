@@ -149,7 +149,7 @@ TEST(Recompute, DrawsFromGivenGeneratorsAgain) {
   expect_equal(run(true), run(false));
 }
 
-// Without the few bytes of scalars and statistics.
+// Leaves out the few bytes of scalars and statistics.
 int64_t whole(int64_t bytes) { return bytes / 65536 * 65536; }
 
 TEST(Recompute, HoldsItsInputsAloneUntilBackward) {
@@ -186,7 +186,8 @@ TEST(Recompute, HoldsItsInputsAloneUntilBackward) {
   // The first block's input was there before; of the last block nothing is kept.
   EXPECT_EQ(whole(kept), (kBlocks - 1) * bytes);
   EXPECT_EQ(whole(plain_kept), (kBlocks * 3 - 1) * bytes);
-  // At most: the inputs, and of one block three results, one more on its way and two gradients.
+  // There are at most the inputs, and of one block three results, one more on its way and two
+  // gradients.
   EXPECT_LE(whole(peak), (kBlocks - 1 + 3 + 1 + 2) * bytes);
   EXPECT_GT(plain_peak, peak);
 }
@@ -265,7 +266,7 @@ TEST(Recompute, WorksWhereNoInputNeedsAGradient) {
   ASSERT_TRUE(y.requires_grad());
   y.sum().backward();
   EXPECT_TRUE(at::equal(w.grad(), at::mm(x.t(), at::ones({4, 6}))));
-  // And where nothing at all does.
+  // Nothing that is recomputed needs a gradient here.
   const auto z = zero::recompute([](const at::Tensor& in) { return in * 2.0; }, x);
   (z + w.sum()).sum().backward();
 }

@@ -59,7 +59,7 @@ Peers run_peers(const std::string& python, const std::string& whose) {
   return peers;
 }
 
-// As peers.py: 25 x 16.
+// The weights are those of peers.py: 25 x 16.
 std::vector<double> weights_of(const Optimizer& optimizer) {
   const auto index = torch::arange(400, torch::kDouble);
   auto master = (index * 0.7 + 1).sin().to(torch::kFloat);

@@ -117,7 +117,7 @@ TEST(DeepSpeedWarmupCosine, StartsAtZeroPeaksAndStaysAtItsFloor) {
   EXPECT_DOUBLE_EQ(s.rate(1000), 0.2);
 }
 
-// With first 4, second 8: up in 4 updates, down in 8, then the decay.
+// The rate rises in 4 updates (first), falls in 8 (second), and then decays.
 TEST(DeepSpeedOneCycle, RisesFallsAndDecaysWithTheMomentumAgainstIt) {
   const DeepSpeedOneCycle s{.min_lr = 1,
                             .max_lr = 5,

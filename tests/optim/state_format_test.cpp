@@ -297,7 +297,7 @@ std::vector<float> dynamic_codes(Sign sign) {
   return codes;
 }
 
-// To the nearest of them times the greatest of each `block`.
+// Rounds to the nearest code times the greatest magnitude of each `block`.
 void round_dynamically(std::vector<float>& values, const std::vector<float>& codes, size_t block) {
   for (size_t first = 0; first < values.size(); first += block) {
     float greatest = 0;

@@ -244,8 +244,8 @@ TEST(Simulation, FurtherReductionsReadTheSumSoFar) {
   EXPECT_EQ(step.seconds, 12);
 }
 
-// Whatever the step: a resource does one thing at a time, nothing begins before what it waited for,
-// and the gaps of `compute` are charged to others to the last.
+// These hold for any step: a resource does one thing at a time, nothing begins before what it
+// waited for, and the gaps of `compute` are charged to others to the last.
 TEST(Simulation, ExposedTimeIsWhatComputingDoesNotFill) {
   std::mt19937 random(7);
   const auto pick = [&](int64_t most) {
@@ -325,7 +325,7 @@ TEST(PrefetchChoice, StaysWithinWhatIsAllowed) {
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 2, 8), kOne).prefetch_bytes, 8);
   // No gather is started ahead if gathers take no time.
   EXPECT_EQ(choose_prefetch(chain(uneven, 3, 8, 8), {.compute = 1}).prefetch_bytes, 0);
-  // Nor where the step is within the tolerance all the same.
+  // The same holds if the step is within the tolerance all the same.
   EXPECT_EQ(choose_prefetch(chain(std::vector<double>(8, 1000), 1, 8, 8), kOne).prefetch_bytes, 0);
 }
 

@@ -74,7 +74,7 @@ class StatesOnDisk : public testing::Test {
     EXPECT_EQ(fsync(file), 0);
     close(file);
   }
-  // That a page is not what was written.
+  // Matches an error that a page is not as it was written.
   auto names_page(int64_t page) const {
     return ThrowsMessage<StoreError>(HasSubstr(path_ + " holds other bytes at byte " +
                                                std::to_string(page * kAlignment) + " than"));
@@ -262,7 +262,7 @@ class AnotherRun {
     child_ = fork();
     if (child_ == 0) {
       close(end[1]);
-      // Not gtest's: a failure here is an exit status there.
+      // The child does not use gtest's exit: a failure here is an exit status there.
       _exit(run(parent, ready[1], end[0]));
     }
     close(ready[1]);

@@ -32,7 +32,7 @@ TEST_P(FileWays, GivesBackWhatWasWritten) {
   constexpr int64_t kBytes = 1 << 20;
   File file(path_, kBytes, GetParam());
   const auto written = memory(kBytes, 7);
-  // In uneven parts, all under way at once, the last first.
+  // The parts are uneven, all under way at once, and the last comes first.
   std::vector<Transfer> transfers;
   const std::vector<int64_t> bounds{0, 4096, 12288, 12288, 300 * 1024, kBytes};
   for (size_t i = bounds.size() - 1; i > 0; --i) {

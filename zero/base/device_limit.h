@@ -32,8 +32,9 @@ struct CheaperChoice {
   int64_t bytes = 0;  ///< it frees about so many
 };
 
-/// In force from construction to destruction, for one ledger. If several limits live, a ledger's
-/// bytes are put to the last of its own, and tensors to all that include them. Thread-safe.
+/// A limit of one ledger, in force from construction to destruction. If several limits live, a
+/// ledger's bytes count for the last of its own, and tensors for all that include them.
+/// Thread-safe.
 class DeviceLimit {
  public:
   /// `choices` begin with the cheapest; each frees more than the one before. For a device with

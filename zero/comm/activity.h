@@ -23,7 +23,7 @@ class ActivitySlot {
   void use(std::string_view unit) noexcept;
 
   /// Returns, for example, "the last operator that it began, 12.3 s ago, is aten::addmm in
-  /// backward, with unit 3 (h.0.bias)"; "" where nothing was shown.
+  /// backward, with unit 3 (h.0.bias)"; "" if nothing was shown.
   std::string text() const;
 
  private:

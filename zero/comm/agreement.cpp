@@ -56,7 +56,7 @@ std::optional<FailureElsewhere> exchange_failures(Group& group, std::string_view
       if (mine) std::rethrow_exception(mine);  // it came first
       throw;
     }
-    if (failed) {  // messages are exchanged only now: where all is well a byte is enough
+    if (failed) {  // messages follow only now: if all is well a byte is enough
       const auto said =
           message_of_rank(group, *failed, Message(mine ? message_of(mine) : std::string()), what);
       if (!mine) {

@@ -47,12 +47,12 @@ struct FailureElsewhere {
   std::string message;
 };
 
-/// Tells all ranks whether this one has failed, with a byte from each rank. Rethrows `mine` where
-/// it is set; otherwise returns the first failed rank, if there is one. Collective.
+/// Tells all ranks whether this one has failed, with a byte from each rank. Rethrows `mine` if it
+/// is set; otherwise returns the first failed rank, if there is one. Collective.
 std::optional<FailureElsewhere> exchange_failures(Group& group, std::string_view what,
                                                   const std::exception_ptr& mine);
 
-/// Returns where no rank has failed. Otherwise a rank with a failure `mine` rethrows it, and the
+/// Does nothing if no rank has failed. Otherwise a rank with a failure `mine` rethrows it, and the
 /// others throw a `Kind` that says "WHAT failed on rank R: ...". Collective.
 template <class Kind = Error>
 void share_failure(Group& group, std::string_view what, const std::exception_ptr& mine) {
@@ -61,7 +61,7 @@ void share_failure(Group& group, std::string_view what, const std::exception_ptr
     throw PeerFailureOf<Kind>(other->rank, other->message);
 }
 
-/// Runs `work` on this rank, and returns its result where it has failed on no rank; otherwise
+/// Runs `work` on this rank, and returns its result if it has failed on no rank; otherwise
 /// throws as `share_failure` does. An error of `work` keeps its type; a CommError is thrown at
 /// once. Collective.
 template <class Kind = Error, class Work>

@@ -175,17 +175,17 @@ std::atomic_ref<int64_t> Mapping::limit_id(int rank, size_t which) const {
 }
 
 // Note [Pending memory]
-// Ranks allocate at the same time, and memory that one has been granted is not missing from the
-// host's before its pages are there. Two ranks that looked at the free memory alone could each take
-// more than half of it, and the kernel would kill one. So a rank says first how much it is about to
-// take, and counts what the others say as taken.
+// Ranks allocate at the same time, and memory that a rank has been granted is not missing from the
+// host's before its pages are there. Two ranks that looked at the free memory only could each take
+// more than half of it, and the kernel would kill one. So a rank first tells how much it is about
+// to take, and counts the amounts of the others as taken.
 // The pages are then reserved in pieces; each stops being pending when it is there. A rank that
 // reads a count and then the memory may see a piece twice, but never misses one. So it looks again
 // while the counts change, and is refused only when the free memory stands still as well, since a
 // half-reserved piece changes it.
-// Ranks that share this memory may be in different cgroups: what one takes is missing from the
-// machine's memory and from what its own group may have, but not from another group's. A rank that
-// has not said yet what limits it counts as in all of them.
+// Ranks that share this memory may be in different cgroups. What one takes is missing from the
+// machine's memory and from that of its own group, but not from another group's. A rank that has
+// not told its limits yet counts as in all of them.
 class Arena::Grant {
  public:
   Grant(const Arena& arena, int64_t bytes)
@@ -257,7 +257,7 @@ class Arena::Grant {
   int rank_;
   int64_t left_;
   std::optional<MemoryLimit> refusing_;
-  int64_t others_ = 0;  // they take so much of the refusing limit
+  int64_t others_ = 0;  // bytes that they take of the refusing limit
 };
 
 Arena::Arena(std::shared_ptr<Mapping> mapping, int rank, std::optional<int> number,

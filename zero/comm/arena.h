@@ -40,7 +40,8 @@ struct ArenaLayout {
   static ArenaLayout choose(int ranks, int64_t control_bytes, int64_t physical_bytes);
   int64_t region_offset(int rank) const { return control_bytes + region_bytes * rank; }
   int64_t total_bytes() const { return region_offset(ranks); }
-  /// Returns true if `choose` could have returned this layout for so many bytes of control or more.
+  /// Returns true if `choose` could have returned this layout for `least_control_bytes` bytes of
+  /// control or more.
   bool valid(int64_t least_control_bytes) const;
   /// Returns true if `bytes` bytes at `offset` lie in the regions of the ranks [first, last).
   bool holds(int64_t offset, int64_t bytes, int first, int last) const;
@@ -51,7 +52,7 @@ class Mapping {
  public:
   /// Makes the file, with the control region reserved and zero. Throws OutOfMemory.
   static std::shared_ptr<Mapping> create(const ArenaLayout& layout);
-  /// Maps a file that another process made with `create`. Throws CommError where the file does not
+  /// Maps a file that another process made with `create`. Throws CommError if the file does not
   /// have that layout, or could still change its size; throws OutOfMemory.
   static std::shared_ptr<Mapping> open(Descriptor file, const ArenaLayout& layout);
   Mapping(const Mapping&) = delete;
@@ -64,7 +65,7 @@ class Mapping {
   std::atomic_ref<int64_t> pending(int rank) const;
   /// The id of the `which`-th limit (below kMemoryLimits) of that rank's memory, or 0.
   std::atomic_ref<int64_t> limit_id(int rank, size_t which) const;
-  /// Returns where `address` lies in the file, or -1 if the bytes are not in the ranks' regions.
+  /// Returns the place of `address` in the file, or -1 if the bytes are not in the ranks' regions.
   int64_t offset_of(const void* address, int64_t bytes) const;
 
  private:
@@ -74,8 +75,8 @@ class Mapping {
   MemoryMapping memory_;
 };
 
-/// A copy-on-write view of bytes of the file: what this rank writes there nobody else sees, and a
-/// page of 4 KiB that it wrote to no longer follows the file.
+/// A copy-on-write view of bytes of the file: nobody else sees this rank's writes there, and a page
+/// of 4 KiB that it wrote to no longer follows the file.
 class PrivateView {
  public:
   /// Throws OutOfMemory.
@@ -89,7 +90,7 @@ class PrivateView {
 };
 
 /// Allocates from this rank's region in blocks of 4 KiB granularity, best fit (range_heap.h).
-/// Blocks of 2 MiB or more start on a multiple of 2 MiB and are made of huge pages where the kernel
+/// Blocks of 2 MiB or more start on a multiple of 2 MiB and are made of huge pages if the kernel
 /// agrees. Thread-safe.
 class Arena {
  public:
@@ -100,7 +101,8 @@ class Arena {
       std::shared_ptr<Mapping> mapping, int rank, std::optional<int> number = {},
       std::function<std::vector<MemoryLimit>()> limits = [] { return memory_limits(); });
   /// Returns the place in the file of a new zero-filled block. `bytes` > 0. Throws OutOfMemory,
-  /// also where there is room for the block but not for what the other ranks are taking meanwhile.
+  /// also if there is room for the block but not for the blocks that other ranks are taking
+  /// meanwhile.
   int64_t allocate(int64_t bytes);
   /// Gives back a block that `allocate` returned. In a child that the rank has forked it does
   /// nothing: the block still belongs to the rank.

@@ -24,13 +24,13 @@ inline std::span<std::byte> span_of(const at::Tensor& values) {
   return {bytes_of(values), static_cast<size_t>(values.numel() * values.element_size())};
 }
 
-/// `numel` elements of `whole`, from element `begin` on.
+/// Returns `numel` elements of `whole`, from element `begin` on.
 inline at::Tensor part(const at::Tensor& whole, int64_t begin, int64_t numel) {
   return at::from_blob(bytes_of(whole) + begin * whole.element_size(), {numel},
                        at::TensorOptions(whole.scalar_type()));
 }
 
-/// The memory of `bytes` as `numel` elements of `dtype`.
+/// Returns the memory of `bytes` as `numel` elements of `dtype`.
 inline at::Tensor as_dtype(const at::Tensor& bytes, int64_t numel, at::ScalarType dtype) {
   return at::from_blob(bytes_of(bytes), {numel}, at::TensorOptions(dtype));
 }

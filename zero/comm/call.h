@@ -26,8 +26,8 @@ struct Call {
   int root = 0;
   /// The bytes between the slices of a sum's input, (ranks, n), if they are parts of larger ones.
   int64_t slice_distance = 0;
-  /// True if the output of an all-gather is one array of all ranks of this host, each of which puts
-  /// into it what comes to its own place.
+  /// True if the output of an all-gather is one array that all ranks of this host share. Each rank
+  /// then puts into it the slices of the ranks at its own place on all hosts.
   bool shared_output = false;
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
   uint64_t digest = 0;   ///< the hash of that collective's record

@@ -14,7 +14,7 @@
 namespace zero::comm {
 
 /// Takes contiguous CPU tensors, and reduces by sums only. It extends c10d: the output of
-/// _reduce_scatter_base may be Float where the input is BFloat16 or Half.
+/// _reduce_scatter_base may be Float if the input is BFloat16 or Half.
 class CallBackend : public c10d::Backend {
  public:
   CallBackend(int rank, int size, std::chrono::milliseconds timeout)

@@ -28,7 +28,7 @@ struct CallTimes {
 
   double total_ms() const { return static_cast<double>(nanoseconds) / 1e6; }
   double average_ms() const { return calls == 0 ? 0 : total_ms() / static_cast<double>(calls); }
-  /// Returns the GB of the message in a second (10^9 bytes); 0 where nothing moves.
+  /// Returns the GB of the message in a second (10^9 bytes); 0 if nothing moves.
   double algorithm_bandwidth() const;
   /// Returns the GB in a second that a link of each of the N ranks carries at least: the message's
   /// times 2 (N-1)/N for an all-reduce, (N-1)/N for an all-gather, reduce-scatter and all-to-all, 1
@@ -46,7 +46,7 @@ struct CallTime {
   int64_t nanoseconds = 0;
 };
 
-/// A log that is off costs a branch a call. Thread-safe, but for `start`.
+/// A log that is off costs a branch a call. Thread-safe, except `start`.
 class CallLog {
  public:
   /// Counts calls from here on, or those for which `wanted` returns true. Calls `told`, which may

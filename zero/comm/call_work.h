@@ -15,13 +15,13 @@
 
 namespace zero::comm {
 
-/// A mutex, and word of changes to what it guards.
+/// A mutex, and a condition that tells of changes to what the mutex guards.
 struct Signal {
   std::mutex mutex;
   std::condition_variable changed;
 };
 
-/// A user of c10d waits on it. It may outlive the backend.
+/// The work of a call. A user of c10d waits on it. It may outlive the backend.
 class CallWork : public c10d::Work, public KnowsItsEnd {
  public:
   explicit CallWork(std::shared_ptr<Signal> signal) : signal_(std::move(signal)) {}

@@ -5,7 +5,7 @@
 
 namespace zero::comm {
 
-/// memcpy, with streaming stores from kStreamedBytes on (base/streaming.h).
+/// Copies as memcpy does; from kStreamedBytes on it uses streaming stores (base/streaming.h).
 void copy_bytes(void* to, const void* from, int64_t bytes);
 
 }  // namespace zero::comm

@@ -1,4 +1,4 @@
-// The backend that carries a device's tensors between ranks; the plugin for the device has it.
+// The backend that carries a device's tensors between ranks. The plugin for the device contains it.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,8 @@ namespace zero::comm {
 /// and throws ConfigError as that does.
 MakeBackend backend_of_plugin(c10::DeviceType type, std::chrono::milliseconds timeout);
 
-/// A plugin exports such a function as kDeviceBackend. It makes the backend of `ranks`. Collective.
+/// A plugin exports a function of this type as kDeviceBackend. It makes the backend of `ranks`.
+/// Collective.
 using MakeDeviceBackend = void(c10::intrusive_ptr<c10d::Backend>* made, Group* ranks,
                                int64_t timeout_ms);
 inline constexpr const char* kDeviceBackend = "zero_device_backend";

@@ -13,7 +13,7 @@
 
 namespace zero::comm {
 
-/// A call that the traffic has counted. It is empty where nobody measures.
+/// A call that the traffic has counted. It is empty if nobody measures calls.
 class Flight {
  public:
   Flight() = default;
@@ -22,7 +22,7 @@ class Flight {
     if (accounts.timeline->on() || accounts.calls->on()) begin(accounts, call, bytes);
   }
   explicit operator bool() const { return call_ != nullptr; }
-  /// Returns what a thread that waits for the call waits for. The flight must not be empty.
+  /// Returns the activity of a thread that waits for the call. The flight must not be empty.
   Activity waiting() const;
   Timeline& timeline() const;
   std::string_view label() const;

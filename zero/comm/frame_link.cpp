@@ -24,7 +24,8 @@ struct Header {
 
 constexpr uint32_t kMagic = 0x5a574100;  // the last byte is the kind
 constexpr size_t kMostUnsent = size_t{64} << 10;
-/// So many beats follow every other frame: together they exceed what a receiver lets gather.
+/// The number of beats that follow every other frame: together they exceed the bytes that a
+/// receiver lets gather.
 constexpr size_t kPadding = FrameLink::kLetGather / sizeof(Header) + 1;
 
 }  // namespace

@@ -41,8 +41,8 @@ class FrameLink {
   /// From now on poll wakes for other frames and for the end, but not for each beat: a receiver of
   /// many connections looks for beats by the clock.
   void let_beats_gather();
-  /// Sends what the system takes at once and keeps the rest for `flush`. Cuts longer texts. If a
-  /// peer takes nothing it drops beats when too much is kept, and later all frames.
+  /// Sends as much as the system takes at once and keeps the rest for `flush`. Cuts longer texts.
+  /// If a peer takes nothing it drops beats when too much is kept, and later all frames.
   void send(Frame::Kind kind, int origin = 0, std::string_view text = {});
   void flush();
   /// Returns the frames that have arrived.

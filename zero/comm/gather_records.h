@@ -16,8 +16,8 @@
 
 namespace zero::comm {
 
-/// Returns every rank's `mine`, as many on each, one behind the other in rank order. Collective;
-/// blocks. Its bytes count as control; in a group of one there are none.
+/// Returns every rank's `mine`, which has as many records on each, one after the other in rank
+/// order. Collective; blocks. Its bytes count as control; in a group of one there are none.
 template <class Record>
 std::vector<Record> gather_arrays(Group& group, std::span<const Record> mine,
                                   std::string_view label) {

@@ -31,8 +31,8 @@
 namespace zero::comm {
 namespace {
 
-// A sum over another backend, which takes one dtype, the wider of two. Keeps a converted input
-// alive, and rounds the sum into `output` where they are two tensors.
+// A sum over another backend, which takes one dtype, the wider of the two. It keeps a converted
+// input alive, and rounds the sum into `output` if they are two tensors.
 class ConvertingWork final : public c10d::Work {
  public:
   ConvertingWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor input, at::Tensor sum,
@@ -60,8 +60,8 @@ class ConvertingWork final : public c10d::Work {
 
 int64_t size_in_bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// Copies values for a group of one, without operators where it can: as with the other transports,
-// the outputs' version counters do not move.
+// Copies values for a group of one, without operators if it can. The outputs' version counters then
+// do not move, as with the other transports.
 void copy_slice(const at::Tensor& output, const at::Tensor& input) {
   if (input.numel() == 0) return;
   const bool plain = input.device().is_cpu() && output.device().is_cpu() && input.is_contiguous() &&
@@ -160,7 +160,7 @@ struct Group::Impl {
                                 c10::toString(output.scalar_type())));
   }
 
-  // Checks a call's wire, and drops it where nothing crosses between hosts.
+  // Checks a call's wire, and drops it if nothing crosses between hosts.
   void check_wire(const char* what, std::optional<LinkWire>& wire, at::ScalarType dtype) const {
     if (!wire || topology.hosts == 1) {
       wire.reset();
@@ -454,8 +454,8 @@ std::shared_ptr<Group> Group::subgroup(std::span<const int> ranks) {
   }
   auto options = impl_->options;
   if (const int block = std::exchange(options.sum_block, 0); block > 0) {
-    // The first block's members among `ranks` are the new block: so the ranks add as those of
-    // several hosts do.
+    // The members of the first block among `ranks` are the new block, so that the ranks add as
+    // those of several hosts do.
     options.sum_block = static_cast<int>(std::ranges::count_if(
         ranks, [&](int rank) { return rank / block == ranks.front() / block; }));
   }
@@ -473,8 +473,8 @@ double Group::wait_ms() const {
 
 namespace {
 
-// Ends a backend that a plugin has made, when its group goes. It completes what is under way on the
-// device, unless the group has failed, since then that might never be complete.
+// Ends a backend that a plugin has made, when its group is destroyed. It completes the device's
+// work under way, unless the group has failed: then that might never be complete.
 class DeviceBackendEnd {
  public:
   DeviceBackendEnd(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<Liveness> liveness)

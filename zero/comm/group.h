@@ -44,14 +44,14 @@
 
 namespace zero::comm {
 
-/// Options of a group.
+/// The options of a group.
 struct GroupOptions {
   /// A peer that keeps a collective waiting for longer is named in a CommError. A dead peer is
   /// named at once. More than a year counts as a year.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// Makes a group on one host add as several hosts of so many ranks each would: first the ranks of
-  /// each block in order, then the blocks' sums. Its results then are theirs, bit for bit. 0 makes
-  /// all ranks one block.
+  /// Makes a group on one host add as several hosts with so many ranks each would: first the ranks
+  /// of each block in order, then the blocks' sums. Its results are then those of the several
+  /// hosts, bit for bit. 0 makes all ranks one block.
   int sum_block = 0;
 };
 
@@ -62,12 +62,12 @@ struct Published {
   /// This rank's values, (n). If they are not a part of `whole`, they are copied there too.
   at::Tensor slice{};
   std::string_view label{};  ///< the caller's name for the slot (a unit), in errors
-  /// How the values cross between hosts; see Group::all_gather. The slot then gets what the
-  /// messages say.
+  /// How the values cross between hosts; see Group::all_gather. The slot then gets the values that
+  /// the messages carry.
   std::optional<LinkWire> wire{};
 };
 
-/// One array that all ranks of a host share: each rank writes its own parts of it, and all read the
+/// One array that all ranks of a host share. Each rank writes its own parts of it, and all read the
 /// whole without the owners' help and without a copy. On several hosts each host has one such
 /// array, and published parts go to the other hosts' arrays once, however often they are read.
 ///
@@ -75,10 +75,11 @@ struct Published {
 /// The user divides a window's array into parts and `slots` (in libzero a slot is a unit, of which
 /// every rank owns a slice). Each (rank, slot) carries an epoch. The owner writes its part of a
 /// slot only when the peers have agreed that nobody still reads it (in libzero: after the step's
-/// small all-reduce, which every rank enters once its gathers are done), and then publishes the
-/// next epoch; readers wait for the epoch that they expect. So a gather needs no matching call of
-/// the peers, and moves no byte. Between hosts `publish` is an all-gather: rank (h, r) puts what
-/// (h', r) publish into the array of host h, and only then is its epoch seen there.
+/// small all-reduce, which every rank enters once its gathers are done). Then it publishes the next
+/// epoch; readers wait for the epoch that they expect. So a gather needs no matching call of the
+/// peers, and moves no byte. Between hosts `publish` is an all-gather: rank (h, r) puts the parts
+/// that the ranks (h', r) publish into the array of host h, and only then is their epoch seen
+/// there.
 class Window {
  public:
   /// Frees the array. The peers must have agreed before that nobody uses it any more.
@@ -91,8 +92,8 @@ class Window {
   /// group of one the view is the array itself: there is nobody else, and a second copy of written
   /// pages would take memory.
   virtual at::Tensor view() = 0;
-  /// Forgets what this rank wrote to the view, which then shows the array again. In a group of one
-  /// it does nothing.
+  /// Forgets this rank's writes to the view, which then shows the array again. In a group of one it
+  /// does nothing.
   virtual void discard() = 0;
   /// Makes this rank's part of `slot` visible to readers that wait for `epoch`. Epochs of a slot
   /// only grow. On several hosts it needs `what`, is a collective in order with the group's others,
@@ -128,7 +129,8 @@ class Group {
   c10::Device device() const;
   /// Says which ranks share a host.
   const Topology& topology() const;
-  /// This rank's place among the ranks of its host, and their number (for thread counts and logs).
+  /// Return this rank's place among the ranks of its host, and their number (for thread counts and
+  /// logs).
   int local_rank() const { return topology().local_rank; }
   int local_size() const { return topology().local_size; }
 
@@ -139,32 +141,32 @@ class Group {
   at::Tensor empty(int64_t numel, at::ScalarType dtype, Category category);
 
   /// Returns a shared array of `bytes` bytes, a multiple of the number of ranks, with `slots`
-  /// epochs a rank (see Window), or null where the transport has none. Collective. Each rank
+  /// epochs a rank (see Window), or null if the transport has none. Collective. Each rank
   /// charges its share, bytes / local_size(), to `category`, since a host holds one copy.
   std::unique_ptr<Window> window(int64_t bytes, int64_t slots, Category category);
   /// Returns true if `window` returns an array.
   bool has_windows() const;
 
-  // Collectives. Each is asynchronous: every tensor must live, and must not be written (nor read,
-  // if it is an output), until Work::wait returns. `label` names the caller's business (a unit) in
-  // errors; all ranks must give the same, which tells units of one size apart. In the shapes N is
-  // size(). Tensors are contiguous. Reductions add in rank order 0..N-1 with fp32 accumulation
-  // (fp64 for fp64) for fp32, bf16 and fp16, and round once; the result is bit-identical on every
-  // rank and for every chunking. All throw CommError.
+  // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor
+  // read, if it is an output), until Work::wait returns. `label` names the purpose of the call (a
+  // unit) in errors. All ranks must give the same label, which tells units of one size apart. In
+  // the shapes N is size(). Tensors are contiguous. Reductions add in rank order 0..N-1 with fp32
+  // accumulation (fp64 for fp64) for fp32, bf16 and fp16, and round once; the result is
+  // bit-identical on every rank and for every chunking. All throw CommError.
 
-  // With a `wire` arrays of Float, BFloat16 or Half cross between hosts in fewer bytes (LinkWire).
-  // It has no effect where all ranks are on one host. A group over a foreign backend that spans
-  // hosts throws CommError, since that backend sends what it is given.
+  // A `wire` makes arrays of Float, BFloat16 or Half cross between hosts in fewer bytes (LinkWire).
+  // It has no effect if all ranks are on one host. A group over a foreign backend that spans hosts
+  // throws CommError, since that backend cannot encode.
 
   /// output (N * n), input (n): output = the ranks' inputs in rank order. `input` may be this
-  /// rank's slice of `output`. With a `wire` all ranks get what the messages say, also for their
-  /// own slices, so all have the same bits. The wire must not have an `error`.
+  /// rank's slice of `output`. With a `wire` all ranks take the values that the messages carry,
+  /// even for their own slices, so all have the same bits. The wire must not have an `error`.
   Work all_gather(at::Tensor output, at::Tensor input, std::string_view label = "",
                   std::optional<LinkWire> wire = {});
   /// output (n), input (N * n): output = slice `rank` of the sum over ranks. `output` may be this
-  /// rank's slice of `input`. `output` may be fp32 where `input` is bf16 or fp16: then the sum is
-  /// not rounded. With a quantised `wire` each host quantises its exact sum once; the sum of the
-  /// host that the slice is on enters as it is. The sums are added in host order and rounded once.
+  /// rank's slice of `input`. If `output` is fp32 and `input` is bf16 or fp16, the sum is not
+  /// rounded. With a quantised `wire` each host quantises its exact sum once; the host that the
+  /// slice is on adds its own sum unquantised. The sums are added in host order and rounded once.
   Work reduce_scatter(at::Tensor output, at::Tensor input, std::string_view label = "",
                       std::optional<LinkWire> wire = {});
   /// Returns the dtype in which reduce_scatter sends an input of dtype `input` whose sum has dtype
@@ -183,13 +185,13 @@ class Group {
   /// Returns when every rank has called it. Blocks.
   void barrier(std::string_view label = "");
 
-  /// all_gather and all_reduce for scalars and checks. They block, and the traffic counts them as
-  /// control.
+  /// These do all_gather and all_reduce for scalars and checks. They block, and the traffic counts
+  /// them as control.
   void all_gather_control(at::Tensor output, at::Tensor input, std::string_view label = "");
   void all_reduce_control(at::Tensor tensor, std::string_view label = "");
 
   /// Gives this rank up: its peers' calls under way, and all their later ones, throw a CommError
-  /// with `why`. Does nothing where the transport cannot tell the peers.
+  /// with `why`. Does nothing if the transport cannot tell the peers.
   void abandon(std::string_view why);
 
   /// Returns the place where this rank shows what it does between its calls. The other ranks of its
@@ -198,13 +200,13 @@ class Group {
   const std::shared_ptr<RankActivity>& activity();
 
   /// Returns a store in which these ranks can meet, under keys that nobody else uses, for another
-  /// library. Collective. Throws CommError where the transport has none; those of zero::init and
+  /// library. Collective. Throws CommError if the transport has none; those of zero::init and
   /// run_as_threads have one.
   c10::intrusive_ptr<c10d::Store> store();
 
   /// Returns the group of `ranks`, whose rank i is ranks[i]. `ranks` are numbers in this group, in
   /// ascending order, with this rank's among them, and as many on each host, in order. Collective
-  /// among them. It counts in this group's accounts. Throws CommError where the transport cannot
+  /// among them. It counts in this group's accounts. Throws CommError if the transport cannot
   /// make it; those of zero::init and run_as_threads can.
   ///
   /// Works of this group that are under way should have been waited for. Over MPI (ZERO_TRANSPORT)
@@ -236,11 +238,10 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(Group& ranks
 /// Returns a group of the ranks of `host` whose collectives take tensors on `device`. `make` makes
 /// the backend that carries them: it is called once, and once for each subgroup, but never for a
 /// group of one. Without it libzero's plugin for such devices is loaded and carries them (for CUDA
-/// by NCCL); throws ConfigError where there is none. Control, liveness and all that is counted stay
-/// those of `host`.
-/// Work::wait does not block there: work that this thread enqueues afterwards on its current stream
-/// runs after the collective. When the group goes, the plugin's backend first completes what is
-/// under way, unless the group has failed.
+/// by NCCL); throws ConfigError if there is none. Control, liveness and all that is counted stay
+/// those of `host`. Work::wait does not block there: work that this thread enqueues afterwards on
+/// its current stream runs after the collective. When the group goes, the plugin's backend first
+/// completes the calls under way, unless the group has failed.
 std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device,
                                  MakeBackend make = {});
 
@@ -248,7 +249,7 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
 std::shared_ptr<Group> single(Accounts accounts = {});
 
 /// Returns the shared-memory group of `size` ranks of this host that meet in `store`. Collective.
-/// Throws CommError where the ranks are not on one host, or a rank does not arrive within the
+/// Throws CommError if the ranks are not on one host, or a rank does not arrive within the
 /// timeout.
 std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store, int rank,
                                            int size, GroupOptions options = {});
@@ -259,8 +260,8 @@ std::shared_ptr<Group> shared_memory_group(c10::intrusive_ptr<c10d::Store> store
 void run_as_threads(int size, const std::function<void(std::shared_ptr<Group>)>& body,
                     GroupOptions options = {});
 
-/// Runs `body` so on `hosts` x `local_size` ranks, which share memory with those of their host
-/// alone.
+/// Runs `body` in the same way on `hosts` x `local_size` ranks; a rank shares memory only with
+/// those of its host.
 void run_as_hosts(int hosts, int local_size,
                   const std::function<void(std::shared_ptr<Group>)>& body,
                   GroupOptions options = {});

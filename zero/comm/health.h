@@ -1,4 +1,4 @@
-// Tells if a rank's group still works. One failure ends it for good.
+// Tells whether a rank's group still works. One failure ends it for good.
 #pragma once
 
 #include <exception>

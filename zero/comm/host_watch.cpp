@@ -43,9 +43,9 @@ using Kind = Frame::Kind;
 
 constexpr const char* kThreadName = "zero watch";  // top -H and debuggers show it
 constexpr size_t kLongestName = 255;
-/// A suspicion waits so long for a rank that knows better.
+/// The time for which a suspicion waits for a rank that knows better.
 constexpr milliseconds kSuspicion{500};
-/// A connection must say within this time whose it is.
+/// The time within which a connection must say whose it is.
 constexpr milliseconds kHelloTime{5000};
 constexpr milliseconds kConnectTime{10'000};
 constexpr milliseconds kRefusedTime{1000};
@@ -184,7 +184,7 @@ class HostWatch::Impl : public std::enable_shared_from_this<Impl> {
   bool gave_up_ = false;
   bool ended_ = false;
 
-  // the thread's alone, but for this rank's own; so are the fields below
+  // Only the thread uses these, except for this rank's own contact.
   std::vector<Contact> contacts_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<pollfd> polled_;
@@ -449,7 +449,7 @@ bool HostWatch::Impl::silent(int rank, Clock::time_point now, milliseconds limit
          now - contact(rank).heard >= limit;
 }
 
-/// Returns the first judge that is not gone, or -1 where there is none.
+/// Returns the first judge that is not gone, or -1 if all are gone.
 int HostWatch::Impl::acting_judge(Clock::time_point now) const {
   for (const int judge : judges_) {
     if (judge == settings_.rank) return judge;
@@ -567,7 +567,7 @@ std::optional<Verdict> HostWatch::Impl::find_silence(Clock::time_point now) cons
   return Verdict{ranks.front(), std::move(message)};
 }
 
-/// Returns this rank's report where a judge before the judge `before` is gone without having left.
+/// Returns this rank's report if a judge before the judge `before` is gone without having left.
 std::optional<Verdict> HostWatch::Impl::lost_judge(int before, Clock::time_point now) const {
   std::optional<int> first;
   std::vector<std::string> silent_hosts;
@@ -635,7 +635,7 @@ bool HostWatch::Impl::may_go(Clock::time_point now) {
     // Judges go in the reverse order of their places: each waits for those behind it.
     return concluded_ ? !there.knows : rank_order(link->rank) > rank_order(settings_.rank);
   });
-  // A rank that is still on its way would find nobody to tell it why.
+  // A rank that is still on its way would find nobody to tell it the cause.
   const bool all_came = !concluded_ || !is_judge() ||
                         std::none_of(contacts_.begin(), contacts_.end(),
                                      [](auto& there) { return there.state == State::absent; });

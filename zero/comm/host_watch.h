@@ -1,5 +1,5 @@
 // Names the rank or the host with which the trouble began, on every rank of every host, within
-// seconds and also while nobody communicates.
+// seconds, even while nobody communicates.
 //
 // Note [Watch]
 // Every process has one watch: a thread that sleeps in poll. Every watch has a TCP connection to
@@ -12,14 +12,14 @@
 //   alone: it may go, and so may its process.
 // The judge decides which rank was the first in trouble. This verdict stands for ever, and all
 // ranks report it. The judge tells the other judge before the rest, so that the verdict is not lost
-// with it; a judge does not go before the others have heard the verdict (but waits for them for a
+// with it. A judge does not go before the others have heard the verdict (but waits for them for a
 // moment only). A rank that is in trouble itself reports to the judge and takes the judge's verdict
-// for its own. Where no judge is left, or this host is cut off from both, each rank reports what it
+// for its own. If no judge is left, or this host is cut off from both, each rank reports what it
 // sees.
 //
-// A process that was stopped for so long that it was given up finds the verdict against it in its
-// connections when it goes on, and reports the same. It accuses nobody because of the time that it
-// has missed itself.
+// A process may be stopped for so long that the others give it up. When it goes on, it finds the
+// verdict against it in its connections, and reports the same. It accuses nobody because of the
+// time that it has missed itself.
 //
 // A forked child that lives on without exec keeps its parent's connections open: the parent's death
 // is then noticed by `look`, or by its silence.
@@ -40,7 +40,7 @@ namespace zero::comm {
 
 /// The cause that all ranks report.
 struct Verdict {
-  int origin = 0;         ///< the rank that it began with; the first rank of a host
+  int origin = 0;         ///< the rank, or the first rank of the host, where the trouble began
   std::string message{};  ///< sentences: "Rank 9 (pid 4711, host b) died."
   bool operator==(const Verdict&) const = default;
 };
@@ -71,7 +71,7 @@ class HostWatch {
 
   /// Meets the others' watches in `store`, which is not used afterwards. Collective, but it returns
   /// once this rank is watched. To be made as soon as all ranks have signed in. Throws CommError
-  /// with the verdict if there is one meanwhile, and where a judge cannot be reached.
+  /// with the verdict if there is one meanwhile, and if a judge cannot be reached.
   HostWatch(Settings settings, c10d::Store& store, OnTrouble on_trouble, Look look = {});
   HostWatch(const HostWatch&) = delete;
   HostWatch& operator=(const HostWatch&) = delete;
@@ -87,9 +87,9 @@ class HostWatch {
   Verdict report(int origin, const std::string& message);
   /// Returns the verdict, if there is one. Thread-safe.
   std::optional<Verdict> verdict() const;
-  /// Ends the watch in order, so that the others do not take it for a death. A judge stays for a
-  /// moment until the others have left, or have heard the verdict. Joins the thread and closes all
-  /// connections; later reports return themselves.
+  /// Ends the watch in order, so that the others do not take the end for a death. A judge stays for
+  /// a moment until the others have left, or have heard the verdict. Joins the thread and closes
+  /// all connections. A later report returns its own message.
   void leave();
 
   /// Returns "rank 9 (pid 4711, host b)", for this rank's own messages.

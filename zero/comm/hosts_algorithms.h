@@ -11,18 +11,18 @@ namespace zero::comm {
 
 // An algorithm is made when its call is opened, and lives as long as the call is under way.
 
-/// For an all-gather (hosts_gather.cpp).
+/// Makes an all-gather (hosts_gather.cpp).
 std::unique_ptr<HostsAlgorithm> make_gather(HostsLinks& links, HostsCall& call);
-/// For a reduce-scatter or an all-reduce (hosts_sum.cpp).
+/// Makes a reduce-scatter or an all-reduce (hosts_sum.cpp).
 std::unique_ptr<HostsAlgorithm> make_sum(HostsLinks& links, HostsCall& call);
-/// For a broadcast, an all-to-all or a barrier (hosts_exchange.cpp).
+/// Makes a broadcast, an all-to-all or a barrier (hosts_exchange.cpp).
 std::unique_ptr<HostsAlgorithm> make_exchange(HostsLinks& links, HostsCall& call);
 
-/// All-gathers and all-reduces whose slices have so few bytes in all go in one piece.
+/// All-gathers and all-reduces with so few bytes in all slices go in one piece.
 inline constexpr int64_t kSmallCall = int64_t{64} << 10;
 
 /// Gathers few bytes of every rank: first those of the ranks at this one's place on the other
-/// hosts, then, inside the host, what each of its ranks has gathered so.
+/// hosts, then, inside the host, the bytes that each of its ranks has gathered.
 class SmallGather {
  public:
   SmallGather(HostsLinks& links, HostsCall& call) : links_(links), call_(call) {}

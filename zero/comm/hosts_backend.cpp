@@ -90,7 +90,7 @@ struct HostsPlace {
   std::vector<int> numbers;
   std::shared_ptr<Rail> rail;
   Accounts accounts;
-  std::shared_ptr<Peers> peers;  // this host's; null where it has one rank
+  std::shared_ptr<Peers> peers;  // this host's; null if it has one rank
   std::shared_ptr<Arena> arena;
   std::vector<std::unique_ptr<Collectives>> local;  // by channel
   std::shared_ptr<HostsHealth> health;
@@ -288,7 +288,7 @@ HostsControl::HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milli
       collectives_(place_->topology, place_->numbers, *place_->rail, place_->on_channel(2),
                    place_->on_channel(2), true, place_->maker(), place_->accounts.traffic) {}
 
-/// Runs its call where it is waited for, so that it does not hold up other threads' calls.
+/// Runs its call on the thread that waits for it, so that it does not hold up other threads' calls.
 class HostsControl::Pending final : public c10d::Work {
  public:
   Pending(Call call, c10::intrusive_ptr<HostsControl> control)

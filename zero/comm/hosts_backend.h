@@ -30,16 +30,16 @@ namespace zero::comm {
 /// The parts of a rank's group on several hosts.
 struct HostsParts {
   Topology topology;
-  /// the group's ranks by their numbers in the job, for messages; empty where those are the same
+  /// the group's ranks by their numbers in the job, for messages; empty if those are the same
   std::vector<int> numbers{};
   std::shared_ptr<Rail> rail;
-  /// The ranks of this host; without memory where it has one rank.
+  /// The ranks of this host; without memory if it has one rank.
   Meeting local{};
   /// Tells all ranks that a rank is in trouble, and returns the job's first report of it, which may
-  /// be another's. May be empty: then every host finds out by itself.
+  /// be another rank's. May be empty: then every host finds out by itself.
   std::function<PeerError(const PeerError& trouble)> report{};
-  /// `report` needs this, and it is kept until both backends are gone. `report` does not hold it
-  /// itself, since the watch's own thread may be the last to let go of `report`.
+  /// Something that `report` needs; it lives until both backends are gone. `report` does not hold
+  /// it itself, since the watch's own thread may be the last to let go of `report`.
   std::shared_ptr<void> lasting{};
 };
 
@@ -73,10 +73,12 @@ class HostsHealth final : public Liveness {
   std::exception_ptr failure_;
 };
 
-/// Holds what both backends of a rank use, and leaves the group in order when it goes.
+/// Holds the parts that both backends of a rank use, and leaves the group in order when it is
+/// destroyed.
 struct HostsPlace;
 
-/// Runs collectives of tensors: each call passes two threads, one a phase (Note [Two phases]).
+/// Runs collectives of tensors. Each call passes through two threads, one for each phase (Note [Two
+/// phases]).
 class HostsBackend final : public CallBackend {
  public:
   HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout);
@@ -85,7 +87,8 @@ class HostsBackend final : public CallBackend {
   void abort() override;
 
   /// Starts an all-gather whose output, (N * n), is one array of all ranks of this host.
-  /// Asynchronous. Calls `then` once this rank has put into it what comes to its place.
+  /// Asynchronous. Calls `then` once this rank has put the slices of the ranks at its place into
+  /// it.
   c10::intrusive_ptr<c10d::Work> gather_to_host(const Published& what, std::function<void()> then);
 
  private:
@@ -135,7 +138,7 @@ struct HostsTransport {
   Transport transport;
   c10::intrusive_ptr<HostsBackend> data;  ///< the transport's `data`
   std::shared_ptr<HostsHealth> health;
-  std::shared_ptr<Peers> local;  ///< the ranks of this host; null where it has one
+  std::shared_ptr<Peers> local;  ///< the ranks of this host; null if it has one
 };
 HostsTransport hosts_transport(HostsParts parts, std::chrono::milliseconds timeout,
                                const Accounts& accounts);

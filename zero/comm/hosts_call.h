@@ -26,7 +26,7 @@ class HostsAlgorithm {
   virtual ~HostsAlgorithm() = default;
   HostsAlgorithm(const HostsAlgorithm&) = delete;
   HostsAlgorithm& operator=(const HostsAlgorithm&) = delete;
-  /// True where `homeward` may begin before `send` has ended.
+  /// Returns true if `homeward` may begin before `send` has ended.
   virtual bool sends_in_chunks() const { return false; }
   virtual void open() {}
   virtual void send() {}
@@ -65,7 +65,7 @@ struct HostsCall {
   std::vector<at::Tensor> held;               ///< arrays that the call has borrowed
   std::unique_ptr<HostsAlgorithm> algorithm;  ///< from `open` until the call has ended
   std::vector<Departure> departures;          ///< the homeward phase's own once `sending` is over
-  std::vector<std::vector<std::unique_ptr<Passage>>> arrivals;  ///< by host: its record, and more
+  std::vector<std::vector<std::unique_ptr<Passage>>> arrivals;  ///< by host: its record first
 };
 
 }  // namespace zero::comm

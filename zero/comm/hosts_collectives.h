@@ -12,33 +12,33 @@
 //   all-reduce      A reduce-scatter, and then an all-gather.
 //   broadcast       The hosts are a chain, along which the array goes in chunks; on each host it
 //                   comes to the rank at the root's place, which gives it to the others.
-//   window          The first half of an all-gather: each rank puts what comes to its place into
-//                   the one array that its host has.
-//   all-to-all      The ranks of h bring what goes to host h' to its place there among themselves,
-//                   and then send it.
+//   window          The first half of an all-gather: each rank puts the slices of the ranks at its
+//                   place into the one array that its host has.
+//   all-to-all      The ranks of h first move the parts for host h' to the ranks at their places,
+//                   and then send them.
 // So a host's link carries (H-1)/H of an array once, whatever its ranks (partition/formulas.h).
 //
 // Note [Order of additions]
 // A sum adds a host's ranks in order, then the hosts in order, in fp32, and rounds once. Partial
 // sums are not rounded. With one rank a host there are none, and bf16 travels as bf16. A group on
-// one host adds in the same order where GroupOptions::sum_block says so.
+// one host adds in the same order if GroupOptions::sum_block says so.
 //
 // Note [Coded between hosts]
 // With a LinkWire a codec makes each message (link_codec.h), chunk by chunk. Inside a host nothing
 // is coded. Small calls go in chunks too.
-//   quantised  An all-gather quantises each rank's slice once; all ranks, its owner too, take what
-//              the message says, so all have the same bits. A reduce-scatter quantises each host's
-//              sum, in fp32; the sum of the host that the slice is on enters as it is.
+//   quantised  An all-gather quantises each rank's slice once; all ranks, its owner too, take the
+//              values of the message, so all have the same bits. A reduce-scatter quantises each
+//              host's sum, in fp32; the host that the slice is on adds its own sum unquantised.
 //   exponents  Messages arrive with all their bits, so sums and their order are those without.
 //
 // Note [Two phases]
-// `outward` starts a call: it sends what this rank has for others. `homeward` ends it: it waits for
-// what others have for this rank and puts it in its place. It begins as soon as the call has been
-// opened (`open`), beside the rest of the outward phase (`send`): a long sum leaves in chunks,
-// which do not go on before the other hosts take them. Each phase runs calls in the order of their
-// issue, on a thread of its own, with channels of its own in shared memory and on the rail. So one
-// call's data travel while another's are added up, and yet nothing is ordered by timing. Sums, and
-// what is coded, pass through a few chunks of constant size, in both phases.
+// `outward` starts a call: it sends this rank's data for others. `homeward` ends it: it waits for
+// the data for this rank and puts it in its place. It begins as soon as the call has been opened
+// (`open`), beside the rest of the outward phase (`send`): a long sum leaves in chunks, which do
+// not go on before the other hosts take them. Each phase runs calls in the order of their issue, on
+// a thread of its own, with channels of its own in shared memory and on the rail. So one call's
+// data travel while another's are added up, and still nothing is ordered by timing. Sums, and coded
+// messages, pass through a few chunks of constant size, in both phases.
 #pragma once
 
 #include <cstdint>
@@ -54,17 +54,17 @@ class HostsCollectives {
  public:
   using MakeArray = HostsLinks::MakeArray;
 
-  /// `numbers` are those of the group's ranks in the job, for messages; empty where they are the
-  /// same. `outward` and `homeward` run the two phases' collectives inside the host; null where
-  /// the host has one rank. `control` is for small calls, whose phases one thread runs.
+  /// `numbers` are those of the group's ranks in the job, for messages; empty if they are the same.
+  /// `outward` and `homeward` run the two phases' collectives inside the host; they are null if the
+  /// host has one rank. `control` is for small calls, whose phases one thread runs.
   HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail,
                    Collectives* outward, Collectives* homeward, bool control, MakeArray make_array,
                    std::shared_ptr<Traffic> traffic);
 
-  /// The outward phase: one thread runs `open` and then `send` for each call, in the order of
-  /// issue, and ends `sending`. The homeward phase: another may run `homeward` once a call is open,
-  /// in the same order. All throw CommError. After that nothing more may be run; abort the rail,
-  /// and drain each call before it and this object go.
+  /// One thread runs the outward phase: `open` and then `send` for each call, in the order of
+  /// issue, and ends `sending`. Another thread may run the homeward phase of a call once it is
+  /// open, in the same order. All throw CommError. After that nothing more may be run: abort the
+  /// rail, and drain each call before it and this object are destroyed.
   void open(HostsCall& call);
   void send(HostsCall& call);
   void homeward(HostsCall& call);

@@ -47,8 +47,8 @@ class Broadcast final : public HostsAlgorithm {
   }
 };
 
-// The ranks of a host bring what goes to another host to the places there, among themselves; then
-// each sends it to the rank at its place.
+// The ranks of a host first exchange the parts for another host, so that each has the parts for the
+// rank at its own place there. Then each sends them.
 class AllToAll final : public HostsAlgorithm {
  public:
   AllToAll(HostsLinks& links, HostsCall& call)
@@ -88,8 +88,8 @@ class AllToAll final : public HostsAlgorithm {
   int64_t block_;  // elements for each host
 };
 
-// Records of the other hosts' ranks at this place say that they are there; then the ranks of this
-// host wait for each other, so that all places are.
+// The records of the other hosts' ranks at this place show that they have come. Then the ranks of
+// this host wait for each other, so that the ranks of all places have come.
 class Barrier final : public HostsAlgorithm {
  public:
   using HostsAlgorithm::HostsAlgorithm;

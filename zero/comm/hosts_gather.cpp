@@ -1,4 +1,4 @@
-// All-gathers between hosts: of few bytes, of values as they are, and of coded values.
+// All-gathers between hosts: of few bytes, of uncoded values, and of coded values.
 #include <algorithm>
 
 #include "zero/comm/array_views.h"
@@ -61,12 +61,12 @@ class Slices {
   Slices(HostsLinks& links, HostsCall& call)
       : links_(links), call_(call), n_(call.call.input.numel()) {}
   int64_t numel() const { return n_; }
-  // The slice of the rank at this one's place on `host`.
+  // Returns the slice of the rank at this one's place on `host`.
   at::Tensor at_place(int host) const {
     return part(call_.call.output, links_.rank_at(host) * n_, n_);
   }
-  // The ranks of this host give each other the slices that they have of `host`. A window's output
-  // is one array of all of them, and has the slices already.
+  // Lets the ranks of this host give each other the slices that they have of `host`. A window's
+  // output is one array of all of them, and has the slices already.
   void spread(int host) const {
     if (links_.alone() || call_.call.shared_output) return;
     const int64_t block = n_ * links_.local_size();
@@ -80,7 +80,7 @@ class Slices {
   int64_t n_;
 };
 
-// Slices as they are go straight to their places.
+// Uncoded slices go straight to their places.
 class DirectAllGather final : public HostsAlgorithm {
  public:
   DirectAllGather(HostsLinks& links, HostsCall& call)
@@ -111,7 +111,7 @@ class DirectAllGather final : public HostsAlgorithm {
 };
 
 // Each chunk of this rank's slice is coded once and goes to all hosts; this rank's own output gets
-// what its messages say, as theirs do.
+// the values of its messages, as theirs do.
 class CodedAllGather final : public HostsAlgorithm {
  public:
   CodedAllGather(HostsLinks& links, HostsCall& call)

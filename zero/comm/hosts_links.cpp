@@ -36,7 +36,7 @@ void await_end(Passage* passage) noexcept {
   if (passage == nullptr) return;
   try {
     passage->wait();
-  } catch (...) {  // whoever aborted the rail knows why
+  } catch (...) {  // the thread that aborted the rail knows why
   }
 }
 
@@ -54,7 +54,7 @@ class HostsLinks::Ring {
     return part(memory_, index * bytes_, bytes);
   }
   std::unique_ptr<Passage>& passage(int64_t index) { return passages_[static_cast<size_t>(index)]; }
-  // Null where nothing was under way.
+  // Returns null if nothing was under way.
   std::unique_ptr<Passage> taken(int64_t index) { return std::exchange(passage(index), nullptr); }
   ~Ring() {
     for (const auto& passage : passages_) await_end(passage.get());

@@ -26,8 +26,8 @@ namespace zero::comm {
 /// A host has two sequences of collectives in shared memory, one for each phase of calls.
 enum class Phase : uint8_t { outward, homeward };
 
-/// Sending is the outward phase's and receiving in chunks the homeward phase's; both may go on at
-/// once. All functions throw CommError.
+/// The outward phase sends, and the homeward phase receives in chunks; both may go on at once. All
+/// functions throw CommError.
 class HostsLinks {
  public:
   /// Makes memory on which the ranks of a host work in place.
@@ -41,16 +41,16 @@ class HostsLinks {
   HostsLinks(const HostsLinks&) = delete;
   HostsLinks& operator=(const HostsLinks&) = delete;
 
-  // Places.
+  // These tell places.
   int hosts() const { return topology_.hosts; }
   int here() const { return topology_.host; }
   int others() const { return topology_.hosts - 1; }
   int local_size() const { return topology_.local_size; }
   int local_rank() const { return topology_.local_rank; }
   int ranks() const { return topology_.hosts * topology_.local_size; }
-  /// True where each host has one rank.
+  /// True if each host has one rank.
   bool alone() const { return topology_.local_size == 1; }
-  /// The rank at this one's place on `host`.
+  /// Returns the rank at this one's place on `host`.
   int rank_at(int host) const { return host * topology_.local_size + topology_.local_rank; }
   /// Hosts in a circle. Messages go to those after this one and come from those before it, nearest
   /// first, so that no host is everybody's first.
@@ -59,27 +59,29 @@ class HostsLinks {
   /// True for small calls, whose two phases one thread runs.
   bool control() const { return control_; }
 
-  // Records. Ranks of one host compare theirs in shared memory.
+  // These exchange records. Ranks of one host compare theirs in shared memory.
   /// Sends this call's record to the ranks at this one's place on the other hosts, and asks for
   /// theirs.
   void exchange_records(HostsCall& call);
-  /// Waits for their records. Throws CommError where one of them runs another collective.
+  /// Waits for their records. Throws CommError if one of them runs another collective.
   void check_records(HostsCall& call) const;
 
-  // Messages of a call, from and to memory that stays as it is until they are waited for.
+  // These move messages of a call, from and to memory that must not change until they are waited
+  // for.
   void depart(HostsCall& call, int host, Channel channel, const at::Tensor& values);
   void arrive(HostsCall& call, int host, Channel channel, const at::Tensor& values);
-  /// Waits for all that was asked for from `host`.
+  /// Waits for all messages that were asked for from `host`.
   void wait_for(HostsCall& call, int host) const;
-  /// Waits for passage `index` of those from `host`, and leaves it in its place.
+  /// Waits for passage `index` of those from `host`, and does not remove it.
   void wait_for(HostsCall& call, int host, size_t index) const;
   void wait_for_departures(HostsCall& call) const;
   /// Waits until the aborted rail does not touch the memory of `call` any more.
   static void drain(HostsCall& call) noexcept;
 
-  // Messages that pass through arrays of this object, chunk by chunk.
+  // These move messages through arrays of this object, chunk by chunk.
   int64_t chunk_bytes() const;
-  /// An array in which a chunk for `host` is made; blocks until the last chunk in it has left.
+  /// An array in which a chunk for `host` is made. `next_leaving` blocks until the last chunk in it
+  /// has left.
   struct Leaving {
     int host = 0;
     int64_t turn = 0;
@@ -87,22 +89,22 @@ class HostsLinks {
   };
   Leaving next_leaving(int host, int64_t bytes);
   void leave(HostsCall& call, const Leaving& chunk);
-  /// Sends the rest of a message that was too small (Codec::pack), in a message of its own. Its
-  /// channel is its own too, since the next chunk is awaited already on the chunks' channel.
+  /// Sends the rest of a message that was too small (Codec::pack), in a message of its own. It has
+  /// a channel of its own too, since the next chunk is awaited already on the chunks' channel.
   void leave_rest(HostsCall& call, int host, std::span<const std::byte> rest);
   void receive_rest(int host, std::span<std::byte> rest) const;
   /// A chunk of each other host, for this rank.
   struct Coming {
     int64_t begin = 0;  ///< its first element
     int64_t numel = 0;
-    /// Waits for the message of the host that is so far before this one.
+    /// Waits for the message of the host that is `distance` before this one.
     std::function<const std::byte*(int distance)> message;
     at::Tensor spare;  ///< an array of a chunk, Byte, for this host's values
   };
   /// Receives `numel` elements of each other host, in chunks, and gives them to `body` in order.
   void receive_chunks(int64_t numel, const Codec& codec,
                       const std::function<void(const Coming&)>& body);
-  /// An array of a chunk into which a message from so distant a host is unpacked.
+  /// Returns an array for a chunk into which a message from the host at `distance` is unpacked.
   at::Tensor unpacked(int distance, int64_t numel, at::ScalarType dtype);
 
   /// Runs a part of a call among the ranks of this host. Blocks. An `input` of two dimensions is
@@ -110,7 +112,7 @@ class HostsLinks {
   void run_local(Phase phase, const HostsCall& of, Op op, const at::Tensor& output,
                  const at::Tensor& input, int root = 0);
 
-  /// Lends the call an array of at least so many bytes, until the call has ended.
+  /// Lends the call an array of at least `bytes` bytes, until the call has ended.
   at::Tensor borrow(HostsCall& call, int64_t bytes);
   void give_back(HostsCall& call);
 

@@ -10,8 +10,8 @@ namespace zero::comm {
 namespace {
 
 // Sums arrays of N slices of `n` elements, host by host: each rank gets the sum of its own slice.
-// Ranks of one host add up in shared memory first, chunk by chunk; a rank that has its host for
-// itself sends its input.
+// Ranks of one host add up in shared memory first, chunk by chunk; a rank that is alone on its host
+// sends its input.
 class SliceSums {
  public:
   SliceSums(HostsLinks& links, HostsCall& call, const at::Tensor& input, int64_t n)
@@ -64,13 +64,14 @@ class SliceSums {
   }
 
  private:
-  // A stretch of the slice that the rank at this place on `host` owns, of this rank's input.
+  // Returns a stretch of this rank's input: a part of the slice that the rank at this place on
+  // `host` owns.
   at::Tensor slice(int host, int64_t begin, int64_t numel) const {
     return part(input_, host * n_ * links_.local_size() + begin, numel);
   }
 
-  // sums = those of this host's ranks, of a stretch of the slices that the ranks of `host` own:
-  // each rank here gets those of the rank at its place.
+  // sums = the sums over this host's ranks of a stretch of the slices that the ranks of `host` own.
+  // Each rank here gets the sums for the rank at its place.
   void add_up_here(Phase phase, const at::Tensor& sums, int host, int64_t begin) const {
     const int64_t first = host * n_ * links_.local_size() + begin;
     const auto slices = at::from_blob(bytes_of(input_) + first * input_.element_size(),

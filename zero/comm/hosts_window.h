@@ -29,7 +29,7 @@ class HostsWindow final : public Window {
   void discard() override { local_->discard(); }
   void publish(int64_t slot, uint64_t epoch, const Published& what) override;
   void settle() override;
-  /// The slices of rank (h, r) come here through this host's rank r.
+  /// Waits for slices of rank (h, r); they come here through this host's rank r.
   void wait(int64_t slot, int rank, uint64_t epoch, std::string_view label) override;
 
  private:
@@ -45,7 +45,7 @@ class HostsWindow final : public Window {
     std::shared_ptr<Flight> flight;
   };
   std::mutex mutex_;            // several threads of a rank may use units that share a page
-  std::vector<Coming> coming_;  // by slot: what is on its way to this rank's place
+  std::vector<Coming> coming_;  // by slot: the calls that bring slices to this rank's place
 };
 
 }  // namespace zero::comm

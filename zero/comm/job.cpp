@@ -86,7 +86,7 @@ class Variables {
   std::string launcher_;
 };
 
-/// A place where the ranks can meet, as the launcher knows it.
+/// A place where the ranks can meet, in the launcher's words.
 struct Meeting {
   std::vector<std::string> addresses{};  ///< rank 0's host, the likeliest address first
   std::string id{};                      ///< this job's alone, and the same on all hosts
@@ -98,8 +98,8 @@ uint16_t port_of(std::string_view id) {
   return static_cast<uint16_t>(kFirst + Hash().add(id).value() % kPorts);
 }
 
-/// Reads MASTER_ADDR and MASTER_PORT where they are set, and takes what is missing from the
-/// launcher, if the job needs an address at all. `how` says how the launcher passes variables on.
+/// Reads MASTER_ADDR and MASTER_PORT if they are set, and takes missing values from the launcher,
+/// if the job needs an address at all. `how` says how the launcher passes variables on.
 void read_address(const Variables& variables, const Meeting& known, std::string_view how,
                   Job& job) {
   if (!known.id.empty()) job.prefix = "zero/" + known.id;
@@ -270,7 +270,7 @@ Job mpich_job(const Lookup& lookup) {
   read_local(variables, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job);
   read_address(variables, {},
                ": mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 passes them on", job);
-  // Finds the process of this host that has started its ranks, also where scripts stay in between.
+  // Finds the process of this host that has started its ranks, even if scripts are in between.
   if (const auto helper = ancestor("hydra_pmi_proxy"); helper != 0)
     job.key = fmt::format("hydra-{}", helper);
   return job;

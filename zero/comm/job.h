@@ -9,14 +9,14 @@
 
 namespace zero::comm {
 
-/// In this environment variable `zero launch` says that it has started a rank; its other variables
+/// `zero launch` says in this environment variable that it has started a rank; its other variables
 /// are torchrun's.
 inline constexpr const char* kLauncherVariable = "ZERO_LAUNCHER";
 inline constexpr const char* kOwnLauncher = "zero launch";
 /// torchrun's and zero launch's number of the attempt, from 0.
 inline constexpr const char* kRestartVariable = "TORCHELASTIC_RESTART_COUNT";
 
-/// Job::key begins with it where nothing is known of a job but which process has started its ranks.
+/// Job::key begins with it if all that is known of a job is the process that has started its ranks.
 inline constexpr const char* kParentKey = "parent-";
 
 /// The place of this process among the ranks of its job.
@@ -27,7 +27,7 @@ struct Job {
   int size = 1;
   int local_rank = 0;  ///< among the ranks of this host
   int local_size = 1;
-  /// The store listens at the first of these that is an address of rank 0's host. Empty where all
+  /// The store listens at the first of these that is an address of rank 0's host. Empty if all
   /// ranks are on one host: then rank 0 says in a file where the store listens.
   std::vector<std::string> addresses{};
   uint16_t port = 0;                  ///< the port at `addresses`
@@ -43,18 +43,17 @@ struct Job {
   bool across_hosts() const { return local_size != size; }
 };
 
-/// Returns the value of an environment variable, or nothing where it is not set.
+/// Returns the value of an environment variable, or nothing if it is not set.
 using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// Reads the job from the environment. The first of these groups of variables that is there
-/// decides: RANK or WORLD_SIZE (torchrun, and `zero launch`, which also sets kLauncherVariable),
-/// OMPI_COMM_WORLD_* (mpirun of OpenMPI), SLURM_* inside a job step that srun started, PMI_*
-/// (MPICH's mpiexec).
+/// Reads the job from the environment. The first group of variables that is there decides: RANK or
+/// WORLD_SIZE (torchrun, and `zero launch`, which also sets kLauncherVariable), OMPI_COMM_WORLD_*
+/// (mpirun of OpenMPI), SLURM_* inside a job step that srun started, PMI_* (MPICH's mpiexec).
 ///
-/// Ranks on several hosts need an address. They take it from MASTER_ADDR and MASTER_PORT where
-/// these are set, otherwise from the launcher: the host of mpirun, or the first node of a Slurm
-/// step, and a port that follows from the job's number.
+/// Ranks on several hosts need an address. They take it from MASTER_ADDR and MASTER_PORT if these
+/// are set, otherwise from the launcher: the host of mpirun, or the first node of a Slurm step, and
+/// a port that follows from the job's number.
 ///
 /// Throws ConfigError for a variable that is missing or cannot be used, with its name, its value
 /// and what it should be.
@@ -65,12 +64,12 @@ Job job_from_environment(const Lookup& variable = environment_variable);
 /// some may not know.
 bool restarted(const Lookup& variable = environment_variable);
 
-/// Returns the value of ZERO_TRANSPORT, which carries bytes between hosts: "gloo" (also where it is
-/// not set), "openmpi" or "mpich"; "mpi" where that was asked for and no mpirun has started this
+/// Returns the value of ZERO_TRANSPORT, which carries bytes between hosts: "gloo" (also if it is
+/// not set), "openmpi" or "mpich"; "mpi" if that was asked for and no mpirun has started this
 /// process. Throws ConfigError.
 std::string transport_from_environment(const Lookup& variable = environment_variable);
 
-/// Returns the value of ZERO_SUM_BLOCK, or 0 where it is not set. `zero::init` takes it as
+/// Returns the value of ZERO_SUM_BLOCK, or 0 if it is not set. `zero::init` takes it as
 /// GroupOptions::sum_block, so that a run on one host has the bits of a run on several hosts of so
 /// many ranks each. Throws ConfigError.
 int sum_block_from_environment(const Lookup& variable = environment_variable);

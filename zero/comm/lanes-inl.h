@@ -17,7 +17,7 @@ namespace zero::comm::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Loads lanes of an element type, and makes them into what is stored.
+// Loads lanes of an element type, and converts them for storing.
 template <class T>
 struct PlainLanes {
   using Element = T;

@@ -58,8 +58,8 @@ Descriptor open_file(const std::filesystem::path& path, int flags) {
 }
 
 /// Passes text on to a descriptor of the launcher as its reader takes it, and never waits for the
-/// reader: it keeps what the reader does not take yet. It drops the text if there is no reader any
-/// more.
+/// reader: it keeps text that the reader does not take yet. It drops the text if there is no reader
+/// any more.
 class Sink {
  public:
   explicit Sink(int fd) : fd_(fd) {
@@ -83,7 +83,7 @@ class Sink {
     text_ += text;
     flush();
   }
-  /// Writes what the reader takes now.
+  /// Writes as much as the reader takes now.
   void flush() {
     size_t done = 0;
     while (done < text_.size()) {
@@ -155,7 +155,7 @@ class LineRelay {
     }
   }
 
-  /// Passes on what is left, and stops.
+  /// Passes the rest on, and stops.
   void finish() {
     if (!pending_.empty()) emit_rest();
     source_.close();
@@ -222,7 +222,8 @@ class SignalScope {
   }
 
   int fd() const { return descriptor_.get(); }
-  /// A rank starts with the signals of before, but for SIGCHLD: it may wait for its own children.
+  /// A rank starts with the earlier handling of signals, except of SIGCHLD: it may wait for its own
+  /// children.
   void restore_for_rank() const {
     sigaction(SIGPIPE, &broken_pipe_before_, nullptr);
     sigaction(SIGXFSZ, &file_limit_before_, nullptr);
@@ -476,7 +477,7 @@ class Supervisor {
     }
   }
 
-  /// Runs in the child. Returns only where the command cannot be run, with errno set.
+  /// Runs in the child. Returns only if the command cannot be run, with errno set.
   void become_rank(pid_t launcher, const Streams& streams, char** arguments, char** variables) {
     setpgid(0,
             0);  // a terminal's Ctrl-C then reaches the launcher alone, which passes it on once
@@ -493,8 +494,8 @@ class Supervisor {
     return std::count_if(processes_.begin(), processes_.end(), [](auto& p) { return !p.ended(); });
   }
 
-  /// Sleeps until a rank writes or ends, a signal comes or the grace period is over, and does what
-  /// is due.
+  /// Sleeps until a rank writes or ends, a signal comes or the grace period is over, and handles
+  /// it.
   void wait_for_events() {
     std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
     for (const auto& process : processes_) {
@@ -525,7 +526,7 @@ class Supervisor {
     }
   }
 
-  /// Ranks of other hosts may still ask the store what has happened.
+  /// Ranks of other hosts may still ask the store for the cause.
   void wait_for_launchers() {
     const auto deadline =
         Clock::now() + (failed_ ? std::chrono::seconds(5) : std::chrono::seconds(300));
@@ -540,7 +541,7 @@ class Supervisor {
     }
   }
 
-  /// Passes on what the ranks said, but only until somebody wants the job to end.
+  /// Passes on the ranks' output, but only until somebody wants the job to end.
   void wait_for_reader() {
     while (!interrupted_by_ && (output_.pending() || errors_.pending())) {
       std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
@@ -597,7 +598,8 @@ class Supervisor {
         Clock::now() + (options_.nnodes > 1 ? std::chrono::seconds(1) : std::chrono::seconds(0));
   }
 
-  /// Returns true if the rank obeyed a signal that was passed on: its peers then have their time.
+  /// Returns true if the rank obeyed a signal that was passed on: its peers may then take their
+  /// time.
   bool obeyed(const RankProcess& process) const {
     return forced_ || (interrupted_by_ && (process.exit_status() == 128 + *interrupted_by_ ||
                                            process.exit_status() == 128 + SIGINT));
@@ -626,7 +628,7 @@ class Supervisor {
     return 0;
   }
 
-  /// Says why a rank may have been killed, where the kernel tells.
+  /// Says why a rank may have been killed, if the kernel tells.
   std::string reason(const RankProcess& process) const {
     if (!process.killed() || process.end->si_status != SIGKILL ||
         kills_for_memory() == kills_before_)

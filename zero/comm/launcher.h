@@ -28,7 +28,7 @@ struct LaunchOptions {
   /// The time between SIGTERM and SIGKILL, once a rank has failed.
   std::chrono::milliseconds grace = std::chrono::seconds(2);
 
-  // A job over several hosts: its launchers are all given the same, but for the node's rank.
+  // These are for a job over several hosts. All its launchers get the same, except the node's rank.
   int nnodes = 1;
   int node_rank = 0;  ///< this host has the ranks from node_rank * nproc on
   /// the address of node 0, whose launcher hosts the store of all ranks
@@ -50,8 +50,8 @@ struct LaunchOptions {
 /// says how it ended.
 ///
 /// When a rank fails the others get SIGTERM, and SIGKILL after the grace period. SIGINT, SIGTERM
-/// and SIGHUP to this process, but for those that it ignores, are passed on to every rank, which
-/// may take its time to end; a second SIGINT kills them. The ranks die with this process.
+/// and SIGHUP to this process, except those that it ignores, are passed on to every rank, which may
+/// take its time to end; a second SIGINT kills them. The ranks die with this process.
 ///
 /// If the job is over several hosts, each launcher looks after its own ranks. If one of them
 /// fails, the others on its host first get a second to tell the other hosts. The launcher of node 0
@@ -70,7 +70,7 @@ struct LaunchOptions {
 ///
 /// Call it from the main thread of a process that has no other threads: while it runs it blocks the
 /// three signals, ignores SIGPIPE and SIGXFSZ, and has SIGCHLD's default, which the ranks get too.
-/// Throws ConfigError where the command cannot be run, and CommError where the system gives no
+/// Throws ConfigError if the command cannot be run, and CommError if the system gives no
 /// process, pipe or port.
 int launch(const LaunchOptions& options);
 

@@ -121,7 +121,7 @@ class QuantisedCodec final : public Codec {
            wire_bytes(errors, of.begin);
   }
 
-  // `body` takes ranges of a message's blocks, on as many threads as this one may use.
+  // Calls `body` with ranges of a message's blocks, on as many threads as this one may use.
   template <class Body>
   void by_blocks(int64_t numel, Body body) const {
     const int64_t grain = kThreadGrain / (wire_.quantisation.block * width_of(at::kFloat));

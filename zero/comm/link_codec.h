@@ -1,5 +1,5 @@
-// How one call's values cross between hosts: a codec makes the messages that a host sends, reads
-// those that it receives, and adds up what several hosts say.
+// How one call's values cross between hosts. A codec makes the messages that a host sends, reads
+// those that it receives, and adds up the values of several hosts.
 //
 //   raw         The message is the values themselves.
 //   quantised   The message has a few bits for each value (Note [Quantised messages] in
@@ -21,7 +21,7 @@
 
 namespace zero::comm {
 
-/// The place of a message among those of one sum. With feedback (LinkWire::error) it says which
+/// The place of a message among those of one sum. With feedback (LinkWire::error) it tells which
 /// stretch of the errors belongs to the message.
 struct SumMessage {
   int peer = 0;             ///< the receiving host, counted from 0 among the others
@@ -40,21 +40,23 @@ class Codec {
 
   /// The dtype of the values.
   at::ScalarType dtype() const { return dtype_; }
-  /// How many values make a chunk, so that they, or their sums, fit into an array of `chunk_bytes`.
-  /// Chunks begin where blocks do, so their messages have together the bytes of one message.
+  /// Returns how many values make a chunk, so that they, or their sums, fit into an array of
+  /// `chunk_bytes`. Chunks begin where blocks do, so their messages together have the bytes of one
+  /// message.
   int64_t chunk_numel(int64_t chunk_bytes) const { return chunk_bytes / width_ / block_ * block_; }
-  /// The bytes of a message of `numel` values.
+  /// Returns the bytes of a message of `numel` values.
   virtual int64_t message_bytes(int64_t numel) const = 0;
-  /// True where the message is the values themselves: then a sum is best computed where its message
-  /// leaves from, and `pack` copies nothing.
+  /// Returns true if the message is the values themselves: then a sum is best computed in the place
+  /// that its message leaves from, and `pack` copies nothing.
   virtual bool is_raw() const { return false; }
   /// message = values. Returns the rest: the values' last bytes that found no room in the message,
-  /// mostly none. `of` is given where the values are a part of a sum.
+  /// mostly none. `of` is given if the values are a part of a sum.
   virtual std::span<const std::byte> pack(std::byte* message, const at::Tensor& values,
                                           const std::optional<SumMessage>& of = {}) const = 0;
-  /// values = message. Returns where the rest belongs, which the caller receives; mostly nothing.
+  /// values = message. Returns the place of the rest, which the caller receives; mostly it is
+  /// empty.
   virtual std::span<std::byte> unpack(const at::Tensor& values, const std::byte* message) const = 0;
-  /// own = what the receivers of `message`, which was made of `values`, read.
+  /// own = the values that the receivers of `message`, which was made of `values`, read.
   virtual void read_back(const at::Tensor& own, const at::Tensor& values,
                          const std::byte* message) const;
 
@@ -63,11 +65,11 @@ class Codec {
     float* total = nullptr;
     float* converted = nullptr;
   };
-  /// True where `add` takes the messages as they came; false where they are unpacked first.
+  /// Returns true if `add` takes the messages as they came; false if they are unpacked first.
   virtual bool adds_messages() const { return true; }
   /// output = the sum of the terms of all hosts, added in the order of hosts and rounded once.
-  /// terms[host] is that host's message, or its values where `adds_messages` is false;
-  /// terms[own_host] is values always.
+  /// terms[host] is that host's message, or its values if `adds_messages` is false; terms[own_host]
+  /// is values always.
   virtual void add(const at::Tensor& output, std::span<const std::byte* const> terms, int own_host,
                    const Room& room) const;
 
@@ -77,7 +79,7 @@ class Codec {
   int64_t block_;  // values that are coded together
 };
 
-/// The codec of values of `dtype` that cross by `wire`; without one, the raw codec.
+/// Makes the codec of values of `dtype` that cross by `wire`; without a wire, the raw codec.
 std::unique_ptr<Codec> make_codec(const std::optional<LinkWire>& wire, at::ScalarType dtype);
 
 /// output = the sum of the inputs, arrays of `dtype`, on all threads. For `block` see comm::sum.

@@ -10,14 +10,15 @@
 
 namespace zero::comm {
 
-/// All ranks must pass the same, but for `error`. By default values are quantised: see Note
+/// All ranks must pass the same, except for `error`. By default values are quantised: see Note
 /// [Quantised messages] in quantise_kernels.h.
 struct LinkWire {
   Quantisation quantisation{};
-  /// For sums with feedback (quantise_with_feedback, with `beta`): each message loses a little,
-  /// which is kept here and added to the next message. 1-D, Byte, with Group::feedback_bytes()
-  /// elements, zeros at first. Its owner keeps it from call to call of arrays of one size, and does
-  /// not touch it while a call is under way. Undefined: there is no feedback.
+  /// The errors of sums with feedback (quantise_with_feedback, with `beta`): each message loses a
+  /// little, which is stored here and added to the next message. 1-D, Byte, with
+  /// Group::feedback_bytes() elements, zeros at first. The owner keeps the tensor from call to call
+  /// of arrays of one size, and does not touch it while a call is under way. Undefined: there is no
+  /// feedback.
   at::Tensor error{};
   float beta = 0;
   /// If true, exponents are packed instead, and no bit is lost (Note [Packed exponents] in

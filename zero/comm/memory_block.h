@@ -18,7 +18,7 @@ class SharedBlock {
  public:
   /// `bytes` > 0. Throws OutOfMemory.
   SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes);
-  /// Charges `bytes` as they are, without the rounding to pages.
+  /// Charges `bytes` without rounding them to pages.
   SharedBlock(std::shared_ptr<Arena> arena, int64_t bytes, const std::shared_ptr<Ledger>& ledger,
               Category category);
   SharedBlock(const SharedBlock&) = delete;

@@ -2,8 +2,8 @@
 // one MPI.
 //
 // Note [MPI from one thread]
-// MPI moves bytes only while somebody calls it. So a thread of the plugin's own posts what the
-// ranks ask for and tests it every 50 us while anything is under way. Computing threads need not
+// MPI moves bytes only while somebody calls it. So a thread of the plugin's own posts the ranks'
+// operations and tests them every 50 us while anything is under way. Computing threads need not
 // help, and only this thread calls MPI, which every MPI allows. It sleeps between two tests, since
 // a thread inside MPI_Wait would take a core.
 #define OMPI_SKIP_MPICXX 1
@@ -63,7 +63,7 @@ struct Operation {
   std::condition_variable changed{};
 };
 
-// This process as MPI knows it. There is one, since MPI knows one.
+// The process's part in MPI. There is one such object, since MPI knows the process once.
 class World {
   static constexpr const char* kStopped = "the rails over MPI have been aborted in this process";
   struct Task {
@@ -325,13 +325,13 @@ class World {
   std::deque<Task*> tasks_;
   std::deque<Operation*> posted_;
   bool stopped_ = false, leaves_ = false, ended_ = false, runs_task_ = false;
-  // MPI's thread alone uses these until it has ended.
+  // Only MPI's thread uses these members until it has ended.
   bool initialised_ = false;
   std::vector<MPI_Request> requests_;
   std::vector<Operation*> under_way_;  // by request
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
-  std::thread thread_;  // last, since it uses all of these
+  std::thread thread_;  // last, since it uses all members above
 };
 
 // Checks that this process and the others have the numbers in MPI that libzero takes them to have.
@@ -381,7 +381,8 @@ void tell(const std::string& text, char* error, size_t size) {
   if (size > 0) std::snprintf(error, size, "%s", text.c_str());
 }
 
-// Returns what `body` does; if that throws, returns `otherwise` and writes the message to `error`.
+// Returns the result of `body`; if it throws, returns `otherwise` and writes the message to
+// `error`.
 template <class Result, class Body>
 Result guarded(Result otherwise, char* error, size_t size, const Body& body) {
   try {

@@ -14,7 +14,7 @@ namespace zero::comm {
 /// One end of one rail.
 struct RailEnd {
   int host = 0;   ///< this end's host
-  int hosts = 1;  ///< so many hosts are joined by the rail
+  int hosts = 1;  ///< the number of hosts that the rail joins
   /// The ranks that it joins, one on each host, by their numbers in the job. Only MPI needs them.
   std::vector<int> ranks{};
   std::string address{};  ///< this host's, by which it reaches the store (for Gloo)

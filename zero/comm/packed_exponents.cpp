@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kBlock = kExponentBlock;
 constexpr uint32_t kOther = 15;   // the code of an exponent that is written in full
-constexpr uint32_t kWindow = 14;  // so many exponents have codes of their own
+constexpr uint32_t kWindow = 14;  // the number of exponents with codes of their own
 constexpr auto kNotPacked = std::byte{255};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -117,7 +117,7 @@ void pack_block(std::byte* message, const Places<Bits>& at, int64_t b, const Bit
   }
 }
 
-// Returns the next of the exponents in full.
+// Unpacks a block. Returns the place of the next exponent in full.
 template <class Bits>
 const std::byte* unpack_block(Bits* values, const std::byte* message, const Places<Bits>& at,
                               int64_t b, const std::byte* other) {
@@ -138,7 +138,7 @@ const std::byte* unpack_block(Bits* values, const std::byte* message, const Plac
   return other;
 }
 
-// Puts in those exponents that a whole block has in full; its other bits are there already.
+// Writes the exponents that a whole block has in full; its other bits are there already.
 template <class Bits>
 const std::byte* put_others(Bits* values, const std::byte* codes, const std::byte* other) {
   for (int64_t j = 0; j < kBlock; ++j) {

@@ -1,8 +1,8 @@
-// Arrays of bf16 and fp32 in fewer bytes, with every bit of theirs: what crosses between hosts with
-// `zero_packed_exponents`.
+// Arrays of bf16 and fp32 in fewer bytes, without the loss of a bit: the messages between hosts
+// with `zero_packed_exponents`.
 //
 // Note [Packed exponents]
-// Of a trained model's numbers the sign and the mantissa look random, but the exponents of
+// In a trained model's numbers the sign and the mantissa look random, but the exponents of
 // neighbours are alike: those of weights and gradients have an entropy of 2.5 to 4 bits of their 8.
 // So in blocks of 128 elements an exponent is written as 4 bits, counted down from the largest of
 // the block:
@@ -15,10 +15,10 @@
 //   mantissas  of bf16 a byte an element, the sign the highest bit; of fp32 such a byte for each,
 //              and behind them the lower 16 bits of each
 //   others     exponents in full, in the order of their elements; room for n / 64
-// which is 12.2 of 16 bits, and 28.2 of 32, always as many: both ends know the length before. Where
-// an array has more other exponents than there is room for, the first byte is 255, which no base
-// is, and behind it are the elements as they are, as far as they go; the rest (`rest_bytes`) goes
-// in a message of its own. Infinities, NaNs with their bits, and -0 arrive as they were.
+// That is 12.2 of 16 bits, and 28.2 of 32, always as many: both ends know the length before. If an
+// array has more other exponents than there is room for, the first byte is 255, which no base is.
+// The elements follow unpacked, as far as there is room; the rest (`rest_bytes`) goes in a message
+// of its own. Infinities, NaNs with their bits, and -0 arrive as they were.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -28,8 +28,8 @@
 
 namespace zero::comm {
 
-/// So many elements share a base. If the parts of an array begin at multiples of it, their messages
-/// have together the bytes of the message of the whole.
+/// The number of elements that share a base. If the parts of an array begin at multiples of it,
+/// their messages together have the bytes of the message of the whole.
 inline constexpr int64_t kExponentBlock = 128;
 
 /// Returns true for BFloat16 and Float.
@@ -41,18 +41,18 @@ int64_t packed_bytes(c10::ScalarType dtype, int64_t numel);
 /// Returns the bytes of the elements that do not fit into a message that is not packed.
 int64_t rest_bytes(c10::ScalarType dtype, int64_t numel);
 
-/// message = values. Returns false where there was no room: then the last `rest_bytes` bytes of the
-/// values are to be sent too. Pointers to values need the alignment of their elements, messages
+/// message = values. Returns false if there was no room: then the last `rest_bytes` bytes of the
+/// values must be sent too. Pointers to values need the alignment of their elements, messages need
 /// none; they may not overlap. Serial; vectorised with run-time dispatch. Every instruction set
-/// gives the same bytes, but for those of unused room, and so do the plain loops (`plainly`), with
-/// which tests compare.
+/// gives the same bytes, except in unused room, and so do the plain loops (`plainly`), with which
+/// tests compare.
 bool pack_exponents(std::byte* message, const void* values, c10::ScalarType dtype, int64_t numel,
                     bool plainly = false);
 
 /// Returns true if `pack_exponents` has found room.
 bool is_packed(const std::byte* message, int64_t numel);
 
-/// values = message; all but their last `rest_bytes` bytes where the message is not packed.
+/// values = message; without their last `rest_bytes` bytes if the message is not packed.
 void unpack_exponents(void* values, c10::ScalarType dtype, const std::byte* message, int64_t numel,
                       bool plainly = false);
 

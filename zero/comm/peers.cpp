@@ -74,8 +74,8 @@ Process Process::self() {
   self.start_time = comm::start_time(self.pid).value_or(0);
   self.host = host_name();
   self.machine = line_of("/proc/sys/kernel/random/boot_id") + " " + self.host;
-  // A process of another process-id namespace cannot be watched, and one of another network
-  // namespace cannot be handed the memory.
+  // A process in another process-id namespace cannot be watched, and one in another network
+  // namespace cannot get the memory.
   for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
     std::error_code none;
     self.machine += " " + std::filesystem::read_symlink(name, none).string();

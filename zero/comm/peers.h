@@ -5,7 +5,7 @@
 // A rank sleeps on a futex in the slot of the peer that it waits for, and wakes at least every 100
 // ms. It then looks if a peer has died (its pidfd becomes readable as soon as the process ends,
 // even while it is a zombie), has left or has failed, and if the time is up. Ranks spin for some
-// microseconds first, but only where every rank has a core of its own.
+// microseconds first, but only if every rank has a core of its own.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 
 namespace zero::comm {
 
-/// Returns when a process started, in clock ticks since boot; nothing where there is none, or one
+/// Returns when a process started, in clock ticks since boot; nothing if there is none, or one
 /// that has ended and whose parent has not asked yet (a zombie).
 std::optional<uint64_t> start_time(int64_t pid);
 
@@ -60,8 +60,8 @@ class Watch {
   Descriptor pidfd_;
 };
 
-/// A CommError that began with the job's rank `origin`. `cause()` is the message without what this
-/// rank was doing, so that others can pass it on.
+/// A CommError that began with the job's rank `origin`. `cause()` is the message without this
+/// rank's own action, so that others can pass it on.
 class PeerError : public CommError {
  public:
   PeerError(int origin, std::string cause, const std::string& message)
@@ -89,11 +89,12 @@ inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
 
 class Peers {
  public:
-  /// `numbers` are the ranks' in their job, for messages; empty where they are the same.
+  /// `numbers` are the ranks' in their job, for messages; empty if they are the same.
   Peers(int rank, std::vector<Process> processes, std::vector<int> numbers = {});
   /// Lets this object know the ranks' states, which are in the memory.
   void attach(std::shared_ptr<Mapping> mapping);
-  /// Returns these ranks for another sequence of calls beside this one. To follow `attach`.
+  /// Returns the same ranks for another sequence of calls beside this one. To be called after
+  /// `attach`.
   Peers on_channel(int channel) const;
 
   int rank() const { return rank_; }
@@ -141,7 +142,8 @@ class Peers {
   /// Returns a rank that has died or failed, if there is one. Does not block.
   std::optional<Trouble> trouble() const { return find_trouble(std::nullopt); }
 
-  /// Throws if a rank has failed. To follow a wait: such a peer may already reuse its memory.
+  /// Throws if a rank has failed. To be called after a wait, since such a peer may already reuse
+  /// its memory.
   void check_failed(const Describe& doing) const;
 
   /// Gives this rank up because of `origin`, a rank of the job (often itself): every rank that

@@ -58,7 +58,7 @@ struct Shared {
   }
 };
 
-// Says what happens to a message, for errors.
+// Describes a message under way, for errors.
 struct Title {
   bool sends;
   int peer;

@@ -1,11 +1,12 @@
 // A rail over a carrier of single pieces of memory between hosts.
 //
 // Note [Pieces]
-// A message is cut into pieces, all of which are posted at once, so that the carrier always has the
-// next at hand and a message need not be whole before its first bytes leave. Both ends cut alike: a
-// piece is told by its tag, which is made of the channel, the piece's number between the two hosts,
-// and a few bits of its size. So ends that disagree about a message's size wait for pieces that
-// never come, and say so when the time is up, instead of writing one message into another's memory.
+// A message is cut into pieces, all of which are posted at once. So the carrier always has the next
+// piece at hand, and a message need not be whole before its first bytes leave. Both ends cut alike:
+// a piece is told by its tag, which is made of the channel, the piece's number between the two
+// hosts, and a few bits of its size. So ends that disagree about a message's size wait for pieces
+// that never come, and report it when the time is up, instead of writing one message into another's
+// memory.
 #pragma once
 
 #include <chrono>
@@ -31,13 +32,12 @@ class Piece {
   virtual void abort() = 0;
 };
 
-/// Carries pieces. Sends and receives match by host, channel and tag, and, where these are equal,
-/// in the order of posting. Calls of one channel may come from another thread than those of
-/// another.
+/// Carries pieces. Sends and receives match by host, channel and tag, and, if these are equal, in
+/// the order of posting. Calls of one channel may come from another thread than those of another.
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  /// It tells 2^bits tags apart, at least 2^14 beside the channels.
+  /// Returns the bits of a tag: 2^bits tags can be told apart, at least 2^14 beside the channels.
   virtual int tag_bits() const { return 28; }
   /// Post a piece of at least one byte. They may throw any exception.
   virtual std::unique_ptr<Piece> send(int host, Channel channel, int tag,
@@ -59,7 +59,7 @@ class Carrier {
 struct PieceOptions {
   /// A piece that does not move at all for so long is reported.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// A message is cut into pieces of so many bytes; the same on all hosts. With smaller ones the
+  /// A message is cut into pieces of this many bytes, the same on all hosts. With smaller ones the
   /// threads of two hosts wake each other more often, which costs a fast link a tenth.
   size_t piece_bytes = size_t{4} << 20;
   /// The first piece's number, the same on all hosts; tests let numbers begin again.

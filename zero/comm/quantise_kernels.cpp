@@ -194,7 +194,7 @@ struct Fp8 : Bytes<Floats8> {
   static constexpr auto kFormat = WireFormat::fp8;
 };
 
-// Quantises block `b` of a message, which is a whole one. Returns its scale.
+// Quantises block `b` of a message, which must be a whole block. Returns its scale.
 template <class Format, class In>
 HWY_INLINE float quantise_block(std::byte* bytes, const Message& message, int64_t b,
                                 const typename In::Element* from) {
@@ -292,7 +292,7 @@ void feedback_blocks(std::byte* bytes, const Message& message, std::byte* error,
   }
 }
 
-// --- By format and dtype. Each returns false where this instruction set has no vectors for it. ---
+// --- By format and dtype. Each returns false if this instruction set has no vectors for it. ---
 
 // Half a block of 64 must be whole vectors.
 HWY_INLINE bool vectors_fit() { return 32 % hn::Lanes(Tag()) == 0; }
@@ -394,7 +394,7 @@ float decode(WireFormat format, uint8_t code) {
   return static_cast<float>(format == WireFormat::int4 && whole >= 8 ? whole - 16 : whole);
 }
 
-// Returns element `i` of the codes of a block of `length` elements, where two share a byte.
+// Returns element `i` of the codes of a block of `length` elements, of which two may share a byte.
 uint8_t code_at(const uint8_t* codes, int64_t length, bool nibbles, int64_t i) {
   if (!nibbles) return codes[i];
   const int64_t half = (length + 1) / 2;

@@ -3,7 +3,7 @@
 // Note [Rails]
 // Inside a host ranks share memory. Between hosts rank r of one host speaks only to rank r of each
 // other host: R ranks a host are R rails, each of which carries 1/R of the bytes. So a host's link
-// carries what the hosts need of each other once, however many ranks a host has
+// carries the bytes that the hosts need of each other once, however many ranks a host has
 // (hosts_collectives.h).
 #pragma once
 
@@ -38,14 +38,14 @@ class Passage {
 };
 
 /// Sends and receives go on by themselves once they are posted, without a thread of the caller's.
-/// Thread-safe, but for sends, and for receives, of one channel.
+/// Thread-safe, except that one channel may have one sending and one receiving thread at a time.
 class Rail {
  public:
   virtual ~Rail() = default;
   virtual int host() const = 0;
   virtual int hosts() const = 0;
-  /// Starts to send `bytes` to this rank's counterpart on `host`. They must stay as they are until
-  /// the passage has been waited for, or the rail is gone.
+  /// Starts to send `bytes` to this rank's counterpart on `host`. They must not change until the
+  /// passage has been waited for, or the rail is gone.
   virtual std::unique_ptr<Passage> send(int host, Channel channel,
                                         std::span<const std::byte> bytes) = 0;
   /// Starts to receive the next message of `channel` from `host`, which must have as many bytes.

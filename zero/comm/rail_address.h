@@ -7,12 +7,12 @@
 namespace zero::comm {
 
 /// Returns the address that this machine uses towards `peer`, a name or an address. It asks the
-/// routes and sends nothing. Throws CommError where the name has no address or no route leads
+/// routes and sends nothing. Throws CommError if the name has no address or no route leads
 /// there.
 std::string address_towards(const std::string& peer);
 
 /// Returns the first address (IPv4 before IPv6) of `interface`, as "eth0", which `variable` names.
-/// Throws ConfigError, with the interfaces that there are, where it has none.
+/// Throws ConfigError, with the interfaces that there are, if it has none.
 std::string address_of_interface(const std::string& interface, const std::string& variable);
 
 /// Returns true for 127.0.0.0/8 and ::1.

@@ -35,10 +35,10 @@ constexpr bool kCanStream = true;
 constexpr bool kCanStream = false;
 #endif
 
-// Sums whole vectors of [from, numel), and returns where they end. Four vectors at a time keep the
-// loads of one array together, so that each array is read as a stream. `kInputs` is the number of
-// inputs where it is small and they are one block: with the pointers in registers two arrays are
-// summed in 20 % less time. 0 allows any number.
+// Sums whole vectors of [from, numel), and returns their end. Four vectors at a time keep the loads
+// of one array together, so that each array is read as a stream. If the inputs are few and one
+// block, `kInputs` is their number: with the pointers in registers two arrays are summed in 20 %
+// less time. 0 allows any number.
 template <class In, class Out, bool kStream, size_t kInputs>
 int64_t sum_vectors(Outputs outputs, std::span<const void* const> inputs, int64_t from,
                     int64_t numel, size_t inputs_a_block) {
@@ -192,7 +192,7 @@ namespace {
 
 HWY_EXPORT(SumVectors);
 
-// Elements are added as `Sum`.
+// Adds elements as `Sum`.
 template <class In, class Sum, class Out>
 void sum_plain(Outputs outputs, std::span<const void* const> inputs, int64_t from, int64_t numel,
                size_t block) {

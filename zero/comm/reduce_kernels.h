@@ -17,7 +17,7 @@ bool can_sum(c10::ScalarType input, c10::ScalarType output);
 /// `dtype`.
 c10::ScalarType partial_dtype(c10::ScalarType dtype);
 
-/// The arrays to each of which a sum is written.
+/// The arrays to which the sum is written, each the whole sum.
 using Outputs = std::span<void* const>;
 
 /// A `block` that makes all inputs one block.
@@ -25,15 +25,15 @@ inline constexpr int64_t kOneBlock = std::numeric_limits<int64_t>::max();
 
 /// output[i] = inputs[0][i] + inputs[1][i] + ... for i in [0, numel) and each output, added in that
 /// order: in fp32 for Float, BFloat16 and Half, rounded once at the end (to nearest, ties to even)
-/// where the output is not Float; in fp64 for Double; modulo 2^bits for integers. An output may be
-/// one of the inputs (of the same dtype), else it may overlap none. Pointers need the alignment of
+/// if the output is not Float; in fp64 for Double; modulo 2^bits for integers. An output may be one
+/// of the inputs (of the same dtype), else it may overlap none. Pointers need the alignment of
 /// their elements only. An element's sum depends on that element's inputs alone. With `stream` the
 /// inputs are asked for ahead, and outputs that are aligned alike are written past the caches, for
 /// parts of large arrays. Serial; vectorised with run-time dispatch.
 ///
 /// The inputs are those of hosts with `block` ranks each (from 1 on; the last may have fewer). A
-/// block's inputs are added in order, then the blocks' unrounded sums in order: so hosts add, each
-/// its own ranks first.
+/// block's inputs are added in order, then the blocks' unrounded sums in order. Hosts add in this
+/// order, each its own ranks first.
 void sum(Outputs outputs, c10::ScalarType output_dtype, std::span<const void* const> inputs,
          c10::ScalarType input_dtype, int64_t numel, bool stream, int64_t block = kOneBlock);
 

@@ -107,7 +107,7 @@ class StoreFile {
 
 // --- The store ---
 
-/// A store, and where this rank reaches it.
+/// A store, and the address at which this rank reaches it.
 struct OpenStore {
   c10::intrusive_ptr<c10d::Store> store{};
   std::string address{};
@@ -144,7 +144,7 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
             : "Rank 0 should be listening there: did it start? Across hosts, a firewall may be in "
               "between, or MASTER_ADDR may be a name that means another address here."));
   };
-  // c10d would wait as well, but it logs a stack trace where it fails.
+  // c10d would wait as well, but it logs a stack trace if it fails.
   const auto deadline = deadline_after(timeout);
   for (;;) {
     std::string reason;
@@ -424,7 +424,7 @@ std::string known_address_towards(const std::string& host) {
   }
 }
 
-/// Rank 0 may host the store, so it stays until all know what it knows, or time is up.
+/// Rank 0 may host the store, so it stays until all have read its verdict, or time is up.
 void leave_together(c10d::Store& store, const Job& job) {
   constexpr const char* kLeft = "left";
   store.add(kLeft, 1);
@@ -434,7 +434,7 @@ void leave_together(c10d::Store& store, const Job& job) {
   }
 }
 
-/// Names the ranks of each host, and says what mends it.
+/// Names the ranks of each host, and the remedy.
 [[noreturn]] void refuse_irregular(const std::vector<Attendant>& ranks,
                                    const std::string& launcher) {
   const auto places = places_of(ranks);

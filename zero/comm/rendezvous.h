@@ -2,31 +2,31 @@
 // where they meet.
 //
 // Note [Rendezvous]
-// 1. The environment gives a rank, a world size and perhaps an address (Job).
-// 2. Every rank opens the same c10d store. torchrun and `zero launch` host it themselves. At an
-// address from anyone else rank 0 hosts it. Without an address (mpirun, srun) the ranks are on one
-// host: rank 0 listens on a free port of the loopback interface and says which in a file that only
-// this user can read. The file also names rank 0's process and the moment it started, so that
-// nobody believes what a crashed job left behind; and its name contains the host's, since hosts may
-// share the folder.
-// 3. Roll call: each rank signs in with its host. Once all have, rank 0 removes the file, tells the
-// others to go on, and says who is where. When the time is up, every rank that is there names those
-// that are missing. See Note [Roll call].
-// 4. Ranks that have named one host share memory; several hosts are joined by hosts_group.h. The
-// launcher is not asked again about hosts: the ranks know better.
+// 1. The environment gives a rank, a world size and perhaps an address (Job). 2. Every rank opens
+// the same c10d store. torchrun and `zero launch` host it themselves. If anyone else gives an
+// address, rank 0 hosts the store there. Without an address (mpirun, srun) the ranks are on one
+// host: rank 0 listens on a free port of the loopback interface and writes the port to a file that
+// only this user can read. The file also names rank 0's process and the moment it started, so that
+// nobody believes the file of a crashed job. The file's name contains the host's, since hosts may
+// share the folder. 3. Roll call: each rank signs in with its host. Once all have, rank 0 removes
+// the file, tells the others to go on, and says which rank is on which host. When the time is up,
+// every rank that is there names those that are missing. See Note [Roll call]. 4. Ranks that have
+// named one host share memory; several hosts are joined by hosts_group.h. The ranks know the hosts
+// better than the launcher, which is not asked again.
 //
 // Note [Roll call]
-// A launcher that starts a job again keeps its store, with all that earlier attempts have written
-// there, and the ranks do not know the number of their attempt: each of torchrun's agents counts
-// its own restarts, and an agent that only hears that others want to meet anew does not count. So
-// rank 0 names each meeting afresh, `current` says the newest, and the others sign in there.
+// A launcher that starts a job again keeps its store, with everything that earlier attempts have
+// written there. The ranks do not know the number of their attempt: each of torchrun's agents
+// counts its own restarts, and an agent that only hears that others want to meet anew does not
+// count. So rank 0 names each meeting afresh, `current` holds the newest name, and the others sign
+// in there.
 // - If a meeting was complete before a rank has signed in, that rank does not belong to it and
 //   waits for the next.
 // - A meeting that is not complete may still be of an attempt that died while it met. So a rank
-//   that has signed in and waits looks at `current` now and then, and signs in anew where that has
-//   changed. Nobody completes such a meeting any more: its rank 0 has ended, since an agent ends
+//   that has signed in and waits looks at `current` now and then, and signs in anew if that has
+//   changed. Nobody completes the old meeting any more: its rank 0 has ended, since an agent ends
 //   its old ranks before it agrees with the others to start new ones.
-// The same serves a process that makes one group after the other.
+// A process that makes one group after the other uses the same rules.
 //
 // Note [Trust]
 // A store answers anybody who reaches it. So ours (torchrun brings its own) listens on one address
@@ -59,7 +59,7 @@ std::filesystem::path rendezvous_folder();
 /// A rank as it signed in.
 struct Attendant {
   std::string host{};       ///< for messages
-  std::string address{};    ///< its host's, by which it reaches the store; empty if not known
+  std::string address{};    ///< its host's, by which it reaches the store; empty if unknown
   std::string transport{};  ///< Job::transport
   std::string machine{};    ///< Process::machine: the same for ranks that can share memory
 };
@@ -79,9 +79,9 @@ struct Joined {
 
 /// Returns the store of `job`, once all its ranks are there (see Note [Rendezvous]). Blocks. May be
 /// called again: every call of all ranks gives a fresh store. Throws CommError naming the address;
-/// or the ranks that did not arrive within `timeout`; or, where the hosts do not have equally many
+/// or the ranks that did not arrive within `timeout`; or, if the hosts do not have equally many
 /// ranks, one after the other, the ranks of each host and the launcher's remedy. Throws ConfigError
-/// where the ranks of several hosts ask for different transports.
+/// if the ranks of several hosts ask for different transports.
 Joined join_store(const Job& job, std::chrono::milliseconds timeout,
                   const std::filesystem::path& folder);
 

@@ -1,11 +1,11 @@
 // Note [Collectives in shared memory]
 // A call opens with each rank's record of it (shm_control.h) and a synchronisation, and closes with
 // another, after which inputs may be overwritten. In between each rank reads its peers' memory (and
-// writes it, in an all-reduce and where it helps: Note [Helping]): in place where the tensor lies
-// in the arena, otherwise in the peer's staging buffer, through which the tensor passes in chunks.
-// The buffer has two halves that are used in turn, so that one synchronisation a chunk is enough: a
-// half is written again only after a synchronisation that every rank enters having read it. Ranks
-// may differ in where their tensors lie; if one stages, all go by chunks.
+// writes it, in an all-reduce and where it helps: Note [Helping]): in place if the tensor lies in
+// the arena, otherwise in the peer's staging buffer, through which the tensor passes in chunks. The
+// buffer has two halves that are used in turn, so that one synchronisation a chunk is enough: a
+// half is written again only after a synchronisation that every rank enters having read it. Ranks'
+// tensors may lie in different places; if one stages, all go by chunks.
 //
 // Note [Matching]
 // Every rank compares every rank's record with its own: the kind, sizes, dtypes, root and label. So
@@ -14,11 +14,10 @@
 //
 // Note [Helping]
 // A reduction ends when its last slice is summed, and ranks are not equally fast: one may have to
-// share its core. So a slice is summed in pieces, each of which is claimed by whoever comes first;
-// a rank begins with its own slice, and having done that it helps the others, as far as both what
-// they read and what they write lies in the arena. Sums do not depend on who adds them. Where the
-// call fails on a rank, a piece that a peer has begun is still written: the output of a failed call
-// is not to be used again.
+// share its core. So a slice is summed in pieces, each of which the first free rank claims; a rank
+// begins with its own slice, and then helps the others, if both their inputs and their outputs lie
+// in the arena. Sums do not depend on who adds them. If the call fails on a rank, a piece that a
+// peer has begun is still written, so the output of a failed call must not be used again.
 #include "zero/comm/shm_collectives.h"
 
 #include <ATen/Parallel.h>
@@ -57,8 +56,8 @@ int64_t stretch_of(const CallRecord& record, int ranks) {
 }
 int64_t element_bytes(const at::Tensor& tensor) { return tensor.element_size(); }
 
-// A rank's share of an array in a reduction is cut into so many pieces; some more than threads, so
-// that all end together.
+// A rank's share of an array in a reduction is cut into this many pieces; some more than threads,
+// so that all end together.
 int64_t pieces(int64_t bytes) { return at::ceil_div(bytes, kGrain); }
 
 // Returns how much of each rank's slice fits in half a staging buffer beside the others'.

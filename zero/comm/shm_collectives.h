@@ -22,7 +22,7 @@
 
 namespace zero::comm {
 
-/// Runs calls, one at a time, from any one thread at a time.
+/// Runs calls one at a time; one thread at a time may call it.
 class Collectives {
  public:
   /// For `block` see GroupOptions::sum_block.

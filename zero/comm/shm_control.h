@@ -1,9 +1,9 @@
 // The control region of the shared-memory group: each rank tells the others what it does, without
 // locks.
 //
-// Every word is a lock-free atomic, also the texts, so that a rank may read what another is writing
-// (a torn text can only spoil the wording of an error). A rank writes its own slot alone, but for
-// `claimed`. A rank that reads another's slot checks the values before it uses them.
+// Every word is a lock-free atomic, and so are the texts, so that a rank may read while another
+// writes (a torn text can only spoil the wording of an error). A rank writes its own slot only,
+// except for `claimed`. A rank that reads another's slot checks the values before it uses them.
 #pragma once
 
 #include <array>
@@ -37,16 +37,16 @@ std::string_view name(Op op);
 /// Returns 0 for no wire; different wires, whose messages differ, have different codes.
 uint8_t wire_code(const std::optional<LinkWire>& wire);
 
-/// A rank's call, for its peers to compare and to read from.
+/// A rank's call. Its peers compare it with theirs, and find the arrays by it.
 struct CallRecord {
   uint64_t sequence = 0;  ///< 1 for the group's first collective
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
   uint64_t digest = 0;          ///< the hash of that collective's record
   int64_t slice_distance = 0;   ///< between the beginnings of the slices of a sum's input
-  int64_t data_offset = -1;     ///< the input's place in the file, or -1 where it is staged
-  int64_t output_offset = -1;   ///< and the output's, or -1 where peers cannot write it
-  int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 where it has none yet
+  int64_t data_offset = -1;     ///< the input's place in the file, or -1 if it is staged
+  int64_t output_offset = -1;   ///< the output's place, or -1 if peers cannot write it
+  int64_t staging_offset = -1;  ///< this rank's staging buffer, or -1 if it has none yet
   Op op = Op::none;
   Op within = Op::none;  ///< the collective of several hosts that this is a part of
   int8_t input_dtype = 0;
@@ -78,7 +78,7 @@ struct alignas(64) RankSlot {
   std::atomic<uint32_t> joined{0};
   std::atomic<uint32_t> state{static_cast<uint32_t>(RankState::active)};
   std::atomic<uint64_t> started{0};              ///< sequence of the last call begun
-  std::atomic<uint64_t> finished{0};             ///< and of the last one finished
+  std::atomic<uint64_t> finished{0};             ///< the sequence of the last call finished
   SharedValue<Failure> failure;                  ///< to be read once `state` is failed
   std::array<SharedValue<CallRecord>, 2> calls;  ///< by the parity of their sequence
   ActivitySlot activity;                         ///< between calls
@@ -87,7 +87,8 @@ struct alignas(64) RankSlot {
   /// The synchronisation points passed. Peers sleep on it, so it has a cache line of its own.
   alignas(64) std::atomic<uint32_t> ticks{0};
 
-  /// A word that is none of the three means active; a rank that waits for this one will find out.
+  /// A word that is none of the three states means active; a rank that waits for this one will find
+  /// out.
   RankState current_state() const {
     const auto word = state.load(std::memory_order_acquire);
     return word <= static_cast<uint32_t>(RankState::failed) ? static_cast<RankState>(word)
@@ -98,7 +99,7 @@ struct alignas(64) RankSlot {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-/// Ranks may run so many sequences of calls side by side; several hosts need three.
+/// The sequences of calls that ranks may run side by side; several hosts need three.
 inline constexpr int kLocalChannels = 3;
 
 constexpr int64_t control_bytes(int ranks) {

@@ -18,7 +18,7 @@ struct Meeting {
 };
 
 /// Meets the other ranks in `store`, and returns once every rank has mapped the memory. Collective;
-/// may be called again with the same store for another group. Throws CommError where the ranks are
+/// may be called again with the same store for another group. Throws CommError if the ranks are
 /// not on one host, a rank fails or dies, or one does not arrive within `timeout`. `numbers` are as
 /// in Peers.
 Meeting meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout,

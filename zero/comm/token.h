@@ -12,7 +12,7 @@ inline constexpr const char* kTokenVariable = "ZERO_JOB_TOKEN";
 /// Returns 128 random bits of the kernel's, as 32 hexadecimal digits in lower case.
 std::string random_token();
 
-/// Returns true if `text` could be a token: so many digits, and nothing else.
+/// Returns true if `text` could be a token: 32 digits, and nothing else.
 bool is_token(std::string_view text);
 
 }  // namespace zero::comm

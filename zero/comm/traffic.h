@@ -19,13 +19,13 @@ enum class Collective : uint8_t {
 inline constexpr size_t kCollectives = 6;
 std::string_view name(Collective collective);
 
-/// Logical bytes are what the collective is defined to send per rank, whatever the transport does:
-/// with N ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all (N-1)/N S,
-/// all-reduce 2 (N-1)/N S, broadcast S on the root and 0 elsewhere. Copied bytes are those that
-/// were really copied or read for this rank, mostly by it; the count is complete once the call's
-/// Work has been waited for. A transport that does not count copied bytes counts its logical bytes
-/// as copied. Link bytes are all that this rank has sent to other hosts; there are none where all
-/// ranks are on one host.
+/// Logical bytes are those that the collective sends per rank by definition, whatever the transport
+/// does: with N ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all
+/// (N-1)/N S, all-reduce 2 (N-1)/N S, broadcast S on the root and 0 elsewhere. Copied bytes are
+/// those that were really copied or read for this rank, mostly by it; the count is complete once
+/// the call's Work has been waited for. A transport that does not count copied bytes counts its
+/// logical bytes as copied. Link bytes are all that this rank has sent to other hosts; there are
+/// none if all ranks are on one host.
 struct TrafficCount {
   int64_t calls = 0;
   int64_t logical_bytes = 0;

@@ -103,7 +103,7 @@ struct Transport {
   /// Makes a store in which the ranks can meet, under keys that nobody else uses. Collective.
   std::function<c10::intrusive_ptr<c10d::Store>()> store{};
   std::shared_ptr<ActivitySlot> activity{};  ///< here others see what this rank does
-  /// Tells both backends (`control` alone where `device` is not the CPU) of their calls. They then
+  /// Tells both backends (`control` alone if `device` is not the CPU) of their calls. They then
   /// count the bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
   /// Says which ranks share a host. If it is not set, all are on one host if the backends are

@@ -27,10 +27,10 @@ std::string seconds(std::chrono::milliseconds time);
 /// Returns the message of an error of c10d's, without the stack trace that follows it.
 std::string first_line(const c10::Error& error);
 
-/// Runs `operation` on a thread of its own, and returns or throws what it does. Meanwhile calls
-/// `check` again and again. If `check` throws, the operation is left to itself, and must keep alive
-/// what it uses. For operations of c10d and Gloo that nothing can end: the answer of a store that
-/// has been stopped or is another program, the connection of a rank that has died.
+/// Runs `operation` on a thread of its own, and passes on its result or exception. Meanwhile calls
+/// `check` again and again. If `check` throws, the operation is left to itself, and must keep its
+/// data alive. For operations of c10d and Gloo that nothing can end: the answer of a store that has
+/// been stopped or is another program, the connection of a rank that has died.
 template <class Operation>
 auto answer_to(Operation operation, const std::function<void()>& check) {
   std::packaged_task<std::invoke_result_t<Operation>()> task(std::move(operation));

@@ -10,15 +10,15 @@
 
 namespace zero::comm {
 
-/// A call as errors name it.
+/// The name of a call in errors.
 struct CallName {
   const char* collective = "";
   std::string label{};
   int rank = 0;
 };
 
-/// To be called in a handler. Rethrows an Error as it is, and any other exception of a c10d backend
-/// as a CommError that names the call.
+/// To be called in a handler. Rethrows an Error unchanged, and any other exception of a c10d
+/// backend as a CommError that names the call.
 [[noreturn]] void rethrow_named(const CallName& call);
 
 /// A collective under way. `wait` blocks until this rank may use the outputs and overwrite the

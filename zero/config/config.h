@@ -29,7 +29,7 @@ constexpr c10::ScalarType dtype_of(DtypeName name) {
                                    : c10::ScalarType::Float;
 }
 
-/// The place where states live. none: on the device; cpu: in host memory, from where they are
+/// The place where states live. none: on the device; cpu: in host memory, from which they are
 /// copied to the device (Note [Tiers] in store/tier.h); nvme: in files on disk.
 enum class OffloadDevice : uint8_t { none, cpu, nvme };
 
@@ -39,9 +39,9 @@ struct OffloadParam {
   /// A folder on a local disk; every rank makes a private one in it. Several, with commas between,
   /// are striped by the measured speed of their disks.
   std::string nvme_path{};
-  /// Slices that are read from disk ahead of their all-gather.
+  /// The number of slices that are read from disk ahead of their all-gather.
   int64_t buffer_count = 5;
-  /// Elements of a rank's slices that stay in host memory all the same.
+  /// The number of elements of a rank's slices that stay in host memory nevertheless.
   int64_t max_in_cpu = 0;
   bool operator==(const OffloadParam&) const = default;
 };
@@ -49,10 +49,10 @@ struct OffloadParam {
 /// The place of master weights and optimizer states: DeepSpeed's `offload_optimizer` section.
 struct OffloadOptimizer {
   OffloadDevice device = OffloadDevice::none;
-  /// A folder, as in OffloadParam. Where both are on disk, a rank's states are striped over the
-  /// folders of both.
+  /// A folder, as in OffloadParam. If both sections are on disk, a rank's states are striped over
+  /// the folders of both.
   std::string nvme_path{};
-  /// Blocks of states in memory at a time (4 MiB of each state array).
+  /// The blocks of states in memory at a time (4 MiB of each state array).
   int64_t buffer_count = 4;
   bool pipeline_read = true;   ///< read the next blocks while one is updated
   bool pipeline_write = true;  ///< write a block back while the next one is updated
@@ -60,26 +60,26 @@ struct OffloadOptimizer {
   double ratio = 1;
   /// nvme, stages 2 and 3: reduced gradients live there too, written as they are reduced.
   bool gradients = false;
-  /// After this many updates each one runs beside the next step, which therefore uses weights that
-  /// are one update old (ZeRO-Offload's delayed parameter update; the paper: 40); 0: never.
+  /// After this many updates each one runs beside the next step, which then uses weights that are
+  /// one update old (ZeRO-Offload's delayed parameter update; the paper: 40). 0: never.
   int64_t delayed_update_after = 0;
   bool operator==(const OffloadOptimizer&) const = default;
   bool on_disk_with_gradients() const { return device == OffloadDevice::nvme && gradients; }
 };
 
-/// The manner in which files are read and written: DeepSpeed's `aio` section.
+/// How files are read and written: DeepSpeed's `aio` section.
 struct Aio {
   int64_t block_size = 1 << 20;  ///< bytes of one transfer
   int64_t queue_depth = 32;      ///< transfers under way at a time
-  bool use_io_uring = true;      ///< false: threads, even where io_uring works
+  bool use_io_uring = true;      ///< false: threads, even if io_uring works
   bool checksums = true;  ///< a page that the disk returns otherwise than written is an error
   bool operator==(const Aio&) const = default;
 };
 
-/// The loss of a quantised gradient is added to the next one: LoCo (2407.04480), DeepSpeed's
-/// `zeropp_loco_param` section.
+/// The rounding errors of a quantised gradient are added to the next one: LoCo (2407.04480),
+/// DeepSpeed's `zeropp_loco_param` section.
 struct ErrorFeedback {
-  /// The sum that is added is e = beta e + (1 - beta) (what was lost), which begins with 0.
+  /// The array that is added is e = beta e + (1 - beta) (the new errors), which begins as 0.
   double beta = 0.8;
   int64_t reset_every = 1024;  ///< updates after which e is 0 again
   bool operator==(const ErrorFeedback&) const = default;
@@ -89,8 +89,8 @@ struct ErrorFeedback {
 /// DeepSpeed's `zero_quantized_...` keys. Stage 3. Inside a host nothing is quantised. See Note
 /// [Quantised messages] in comm/quantise_kernels.h.
 struct QuantisedLinks {
-  bool weights = false;         ///< that are trained
-  bool frozen_weights = false;  ///< that are not
+  bool weights = false;         ///< weights that are trained
+  bool frozen_weights = false;  ///< weights that are not
   bool gradients = false;       ///< a host's sums, once
   comm::WireFormat weights_format = comm::WireFormat::int8;
   comm::WireFormat gradients_format = comm::WireFormat::int4;
@@ -101,17 +101,17 @@ struct QuantisedLinks {
 };
 
 /// The speeds of a machine, by which stage 3 chooses how far ahead of their use it gathers units:
-/// Note [Prefetch distance] in paging/simulation.h. They are bytes a second but for `compute`; 0:
-/// it takes no time.
+/// Note [Prefetch distance] in paging/simulation.h. All except `compute` are in bytes a second. 0:
+/// the work takes no time.
 struct PrefetchSpeeds {
   double compute = 0;  ///< FLOPs of a rank; 0: no distance is chosen
-  double link = 0;     ///< that a rank, or between hosts a host, sends
+  double link = 0;     ///< bytes that a rank, or between hosts a host, sends
   double pcie = 0;     ///< between device and host, each way
   double disk = 0;
   bool operator==(const PrefetchSpeeds&) const = default;
 };
 
-/// The dtype in which autocast computes.
+/// The dtypes in which autocast can compute.
 enum class AutocastDtype : uint8_t { bf16, fp16 };
 
 /// torch.autocast: DeepSpeed's section torch_autocast.
@@ -130,68 +130,71 @@ struct Config {
   int64_t gradient_accumulation_steps = 1;
   /// Global L2 norm to which gradients are clipped; 0 switches clipping off.
   double gradient_clipping = 1.0;
-  /// Each element of the mean gradient, after clipping by norm, is cut off at this magnitude; 0:
+  /// Each element of the mean gradient is cut off at this magnitude, after clipping by norm; 0:
   /// none is.
   double gradient_clipping_value = 0;
   /// Parameters and gradients in bf16 (buffers keep their dtype), with fp32 master weights in the
   /// optimizer states.
   bool bf16 = false;
-  /// Only the lower halves of master weights are kept, beside bf16 parameters that are the upper
-  /// ones: Note [Split master weights] in zero/optim/halves.h. Parameters and optimizer states then
-  /// need the same place, or states on disk.
+  /// Only the lower halves of master weights are stored, beside bf16 parameters, which are the
+  /// upper halves: Note [Split master weights] in zero/optim/halves.h. Parameters and optimizer
+  /// states then need the same place, or states on disk.
   bool split_master_weights = false;
-  /// A step in bf16 with a gradient that is infinite or NaN is left out, as one in fp32 or fp16
-  /// always is. False: it updates the weights all the same.
+  /// A step in bf16 with a gradient that is infinite or NaN is left out, as a step in fp32 or fp16
+  /// always is. False: it updates the weights nevertheless.
   bool check_grad_overflow = true;
   /// bf16 parameters are their own master weights, rounded stochastically (Note [Stochastic
   /// rounding] in zero/optim/narrow.h), and gradients of several micro-batches add up in bf16.
   bool bf16_master_weights_and_grads = false;
-  /// With bf16_master_weights_and_grads: the optimizer's states of bf16 parameters are in bf16 too.
+  /// The optimizer's states of bf16 parameters are in bf16 too. Needs
+  /// bf16_master_weights_and_grads.
   bool bf16_optimizer_states = false;
-  /// The format of the optimizer's states besides master weights, whatever parameters are: fp32,
-  /// or bf16 or 8 bits an element (Note [States in 8 bits] in zero/optim/state_format.h), rounded
-  /// stochastically. For optimizers that update elements by themselves.
+  /// The format of the optimizer's states besides master weights, whatever the parameters' dtype:
+  /// fp32, or bf16 or 8 bits an element (Note [States in 8 bits] in zero/optim/state_format.h),
+  /// rounded stochastically. It works with optimizers that update each element by itself.
   optim::StateFormat optimizer_states = optim::StateFormat::fp32;
   /// Parameters and gradients in fp16, with fp32 master weights, and with the loss scaled as
   /// `loss_scaling` says.
   bool fp16 = false;
   LossScaling loss_scaling{};
   /// The program computes the loss in a zero::Autocast scope of autocast_dtype(); parameters and
-  /// their gradients stay as they are, in fp32 mostly. In fp16 the loss is scaled as `loss_scaling`
+  /// their gradients keep their dtype, mostly fp32. In fp16 the loss is scaled as `loss_scaling`
   /// says.
   AutocastSettings autocast{};
   AccumulationDtype accumulation_dtype = AccumulationDtype::fp32;
-  /// The dtype in which gradients are sent and added over ranks. None: that in which they are
-  /// collected, which is in the parameters' dtype at stages 2 and 3, and in that of their sums at 0
-  /// and 1 and with layer_major_accumulation. Sums are added up in fp32 and rounded once, whatever
-  /// it is.
+  /// The dtype in which gradients are sent and added over ranks. None: the dtype in which they are
+  /// collected. That is the parameters' dtype at stages 2 and 3, and the dtype of their sums at 0
+  /// and 1 and with layer_major_accumulation. Sums are always added up in fp32 and rounded once.
   std::optional<DtypeName> communication_dtype{};
-  /// Buffers in floating point get this dtype when the engine takes the model over, but for those
-  /// of modules that compute in fp32 (running statistics, `fp32_modules`); without it each keeps
-  /// its own.
+  /// Buffers in floating point get this dtype when the engine takes the model over, except those of
+  /// modules that compute in fp32 (running statistics, `fp32_modules`). Without it each keeps its
+  /// own.
   std::optional<DtypeName> buffer_dtype{};
-  /// With bf16 or fp16: the modules whose parameters stay in fp32, as patterns of their names
+  /// The modules whose parameters stay in fp32 with bf16 or fp16, as patterns of their names
   /// ("lm_head, *.norm*"), which take in all modules below them.
   std::string fp32_modules{};
-  /// Each rank divides its gradients by the number of ranks before they are added, and not the sum.
+  /// Each rank divides its gradients by the number of ranks before they are added. Otherwise the
+  /// sum is divided.
   bool prescale_gradients = false;
-  /// Otherwise each rank divides its gradients by this before, and the sum is divided by the rest.
+  /// Without prescale_gradients each rank divides its gradients by this before, and the sum is
+  /// divided by the rest.
   double gradient_predivide_factor = 1;
   /// All micro-batches of a step pass one layer before the next (train/layer_major.h): stage 3
-  /// gathers, and stages 2 and 3 reduce, once a step and not once a micro-batch. For a model that
-  /// shows its layers; the engine then takes gradients by Engine::accumulate.
+  /// gathers, and stages 2 and 3 reduce, once a step and not once a micro-batch. The model must
+  /// show its layers; the engine then takes gradients by Engine::accumulate.
   bool layer_major_accumulation = false;
   /// A unit is updated as soon as its gradient is reduced, beside the rest of backward, and
-  /// gradients are not kept. The same results as without, where clipping is off; stages 2 and 3,
-  /// one pass a step (one micro-batch, or layer_major_accumulation). A gradient that is not finite
-  /// is an error then, since other weights have been updated. Learning rates are those of the
-  /// beginning of backward.
+  /// gradients are not stored. Results are the same as without it. It needs stage 2 or 3, no
+  /// clipping, and one pass a step (one micro-batch, or layer_major_accumulation). A gradient that
+  /// is not finite is an error then, since other weights have been updated. Learning rates are
+  /// those of the beginning of backward.
   bool update_in_backward = false;
   /// Stage 3: a unit whose parameters are on disk may be updated beside the next forward pass, up
-  /// to its first use there. With update_in_backward: what backward has not got to. The same
-  /// results as without; an error of the update may then come from a later call.
+  /// to its first use there. With update_in_backward this concerns the updates that backward has
+  /// not finished. Results are the same as without it; an error of the update may then come from a
+  /// later call.
   bool update_in_forward = true;
-  /// Bytes of a unit (Note [Units]): what is gathered and reduced at once.
+  /// The bytes of a unit (Note [Units]), which is gathered and reduced at once.
   int64_t unit_bytes = 16 << 20;
   /// Stage 3: parameters (elements) that may be gathered at once. 0 releases each unit right after
   /// the operator that used it.
@@ -199,62 +202,64 @@ struct Config {
   /// Stage 3: parameters (elements) that may be gathered ahead of their use, within
   /// `max_live_parameters`. Units that the ranks of one host share need no gathering ahead.
   int64_t prefetch_bucket_size = 50'000'000;
-  /// If `compute` is given, after the first update the engine gathers ahead no more, within
-  /// `prefetch_bucket_size`, than makes the step shorter by these speeds. Results are the same.
+  /// If `compute` is given, the engine chooses a distance after the first update: the least, within
+  /// `prefetch_bucket_size`, that makes the step as short as these speeds allow. Results are the
+  /// same.
   PrefetchSpeeds prefetch_speeds{};
-  /// Bytes that a rank may hold, states, buffers and activations together (activations as far as
-  /// install_host_allocator() counts them); 0: no limit. States that exceed it are refused before
-  /// they are allocated, a first step that exceeds it when it ends; what it leaves is for gathered
-  /// units, as far as `max_live_parameters` allows. See Note [Memory budget] in
-  /// engine/memory_budget.h.
-  /// Where `offload_optimizer.nvme_path` names a folder but nothing is offloaded, as much as needed
-  /// is (tiers.h).
+  /// The bytes that a rank may hold: states, buffers and activations together (activations as far
+  /// as install_host_allocator() counts them); 0: no limit. States that exceed it are refused
+  /// before they are allocated, and a first step that exceeds it is refused when it ends. Gathered
+  /// units get the memory that it leaves, as far as `max_live_parameters` allows. See Note [Memory
+  /// budget] in engine/memory_budget.h. If `offload_optimizer.nvme_path` names a folder but nothing
+  /// is offloaded, as much as needed is (tiers.h).
   int64_t memory_budget = 0;
-  /// Bytes of a rank's device, of which a build for CPUs makes its memory a part: all that is not
-  /// on the host or a disk must fit in, activations too (as in `memory_budget`); what does not is
-  /// refused with OutOfMemory. Gathered units are copies then, also on one host, in what the first
-  /// step leaves. 0: no limit. See Note [Device memory] in base/device_limit.h.
+  /// The bytes of a rank's device. A build for CPUs makes its memory a part of this: everything
+  /// that is not on the host or a disk must fit in, activations too (as in `memory_budget`). An
+  /// allocation that does not fit is refused with OutOfMemory. Gathered units are then copies, even
+  /// on one host, in the memory that the first step leaves. 0: no limit. See Note [Device memory]
+  /// in base/device_limit.h.
   int64_t device_memory = 0;
-  /// Stage 3: ranks of a host that keep the parameters from forward to backward and for further
-  /// micro-batches: ZeRO++'s hpZ (2306.10209, section 3.2). 1: none. The engine takes all ranks of
-  /// one host, where that is so anyway, and refuses it on several.
+  /// Stage 3: the ranks of a host that keep the parameters from forward to backward and for further
+  /// micro-batches: ZeRO++'s hpZ (2306.10209, section 3.2). 1: none. It must be the ranks of a
+  /// host. On one host it changes nothing, since the ranks keep them anyway.
   int64_t hpz_partition_size = 1;
-  /// Stages 1 to 3: ranks among which states are sharded; as many others hold the same ones, and
-  /// gradients are added over all: MiCS (2205.00119), PyTorch's HSDP. -1: all ranks.
+  /// Stages 1 to 3: the number of ranks among which states are sharded. Each further group of that
+  /// many ranks holds the same states, and gradients are added over all ranks: MiCS (2205.00119),
+  /// PyTorch's HSDP. -1: all ranks.
   int64_t mics_shard_size = -1;
   QuantisedLinks quantised{};
-  /// Stages 1 to 3: what crosses between hosts and is not quantised does so with every bit, in
-  /// three quarters of bf16's bytes (fp32's: 0.88). See Note [Packed exponents] in
-  /// comm/packed_exponents.h.
+  /// Stages 1 to 3: arrays that cross between hosts unquantised keep every bit, in three quarters
+  /// of bf16's bytes (fp32's: 0.88). See Note [Packed exponents] in comm/packed_exponents.h.
   bool packed_exponents = false;
   OffloadParam offload_param{};
   OffloadOptimizer offload_optimizer{};
   Aio aio{};
-  /// Stage 3: gather one-sidedly where the transport can (one host); false makes every gather a
+  /// Stage 3: gather one-sidedly if the transport can (one host); false makes every gather a
   /// matched all-gather.
   bool one_sided_gather = true;
   /// Constructing the engine gives each rank after the first a random seed of its own (the current
-  /// one plus its rank), so that dropout differs. Otherwise the generator stays as it is.
+  /// one plus its rank), so that dropout differs. Otherwise the generator does not change.
   bool seed_by_rank = false;
-  /// From the file's `optimizer` section; used by the Engine constructor that takes no optimizer.
+  /// The optimizer of the file's `optimizer` section, for the Engine constructor that takes no
+  /// optimizer.
   std::optional<Optimizer> optimizer{};
 
-  /// The engine's part of what Settings::load (zero/config/settings.h) reads from a JSON file with
-  /// DeepSpeed's keys (comments and trailing commas allowed). What has no effect here is one
-  /// warning. Throws ConfigError naming the key, its value and the nearest known key. `world_size`
-  /// serves the batch rule: train_batch_size == train_micro_batch_size_per_gpu x
-  /// gradient_accumulation_steps x world_size.
+  /// Returns the engine's part of the settings that Settings::load (zero/config/settings.h) reads
+  /// from a JSON file with DeepSpeed's keys (comments and trailing commas allowed). One warning
+  /// names the keys without effect. Throws ConfigError naming the key, its value and the nearest
+  /// known key. `world_size` serves the batch rule: train_batch_size ==
+  /// train_micro_batch_size_per_gpu x gradient_accumulation_steps x world_size.
   static Config load(const std::string& path, int world_size, const ReadOptions& options = {});
   /// Reads the same from text; `origin` names it in errors.
   static Config parse(std::string_view text, int world_size,
                       std::string_view origin = "configuration", const ReadOptions& options = {});
-  /// The configuration in force as JSON text, which `parse` reads back to an equal value.
+  /// Returns the configuration in force as JSON text, which `parse` reads back to an equal value.
   std::string dump() const;
   /// Returns the dtype that fp32 parameters are given: Float, BFloat16 or Half.
   c10::ScalarType parameter_dtype() const {
     return fp16 ? c10::ScalarType::Half : bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
   }
-  /// Returns the dtype of autocast; none where it is off.
+  /// Returns the dtype of autocast; none if it is off.
   std::optional<c10::ScalarType> autocast_dtype() const {
     if (!autocast.enabled) return std::nullopt;
     return autocast.dtype == AutocastDtype::fp16 ? c10::ScalarType::Half
@@ -266,9 +271,9 @@ struct Config {
     return static_cast<int64_t>(c10::elementSize(parameter_dtype()));
   }
   /// Returns the number by which each rank divides its gradients before they are added over
-  /// `ranks`. Where sums are rounded to fp16 and nothing says otherwise, it is the number of ranks:
-  /// sums then stay within fp16's range where the mean does. `sharded`: gradients are sharded, so
-  /// that each micro-batch's are added over ranks.
+  /// `ranks`. If sums are rounded to fp16 and no setting says otherwise, it is the number of ranks:
+  /// sums then stay within fp16's range if the mean does. `sharded`: gradients are sharded, so that
+  /// each micro-batch's are added over ranks.
   double gradient_predivisor(int64_t ranks, bool sharded) const {
     if (!prescale_gradients && gradient_predivide_factor != 1) return gradient_predivide_factor;
     // In fp16 micro-batches that are reduced one by one are added up in fp32 afterwards.
@@ -289,12 +294,12 @@ struct Config {
   }
   /// Returns the folders that the sections with device nvme name, each once.
   std::vector<std::string> nvme_folders() const;
-  /// Throws ConfigError where a value is out of range.
+  /// Throws ConfigError if a value is out of range.
   void validate() const;
   bool operator==(const Config&) const = default;
 };
 
-/// An optimizer as the JSON text of a configuration's `optimizer` section.
+/// Returns an optimizer as the JSON text of a configuration's `optimizer` section.
 std::string dump(const Optimizer& optimizer);
 
 }  // namespace zero

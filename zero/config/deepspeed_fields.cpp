@@ -1,6 +1,6 @@
-// The keys of DeepSpeed's documentation, from 0.3 to 0.19, that do not act here. A section that is
-// switched off says nothing. One that is switched on is an error, or has no effect where the
-// results are the same without it.
+// The keys of DeepSpeed's documentation, from 0.3 to 0.19, that do not act here. There is no
+// warning for a section that is switched off. A section that is switched on is an error, or has no
+// effect if the results are the same without it.
 #include <initializer_list>
 #include <string>
 
@@ -32,7 +32,7 @@ class Section {
     rows_.template accept<Value>(keys, about_);
     return *this;
   }
-  /// Adds a key "enabled" that switches the section around this one too.
+  /// Adds a key "enabled" that also switches the section around this one.
   Section& switches_parent() {
     auto about = about_;
     about.off = {false};
@@ -40,7 +40,7 @@ class Section {
     rows_.template accept<bool>({"enabled"}, about);
     return *this;
   }
-  /// Adds a switch with this name, which is "enabled" elsewhere.
+  /// Adds a switch with this name; other sections call it "enabled".
   template <class Value>
   Section& switched_by(const char* key, Json off) {
     auto about = about_;

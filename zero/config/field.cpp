@@ -14,7 +14,8 @@ namespace zero::fields {
 
 namespace {
 
-/// Keys longer than any of ours are not compared with ours; with their sections they are shown cut.
+/// Keys longer than any of ours are not compared with ours, and are cut, with their sections, when
+/// shown.
 constexpr size_t kLongestKey = 100;
 constexpr size_t kLongestPath = 300;
 
@@ -27,7 +28,7 @@ std::string either(const std::vector<std::string>& words) {
   return text;
 }
 
-/// 5e8 is a whole number to whoever writes it.
+/// Returns a whole number. People write it as 5e8, too.
 std::optional<int64_t> whole(const Json& value) {
   if (value.is_number_unsigned()) {
     const auto number = value.get<uint64_t>();
@@ -66,7 +67,7 @@ bool in_range(const About& about, double number) {
          (!about.below || number < *about.below);
 }
 
-/// `value` as it is kept, or nothing where the field does not take it.
+/// Returns `value` in the form in which it is stored, or nothing if the field does not take it.
 std::optional<Json> fitting(const Spec& spec, const Json& value) {
   Json normal = with_present_word(spec, value);
   bool fits = false;
@@ -125,7 +126,7 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
     const auto& word = value.get_ref<const std::string&>();
     if (word.size() <= kLongestKey) hint = did_you_mean(word, spec.choices);
   }
-  // A number may exceed 64 bits.
+  // A number of the file may exceed 64 bits.
   const bool integer = spec.kind == Kind::integer || spec.kind == Kind::bytes;
   if (integer && value.is_number() && value.get<double>() >= 9.2e18)
     hint = fmt::format(" The greatest whole number is {}.", std::numeric_limits<int64_t>::max());
@@ -133,12 +134,12 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
       fmt::format("{} is {}; it must be {}.{}", name, show(value), spec.wanted(of_file), hint));
 }
 
-/// Returns whether a key is a note of people, for which JSON has no other place.
+/// Returns whether a key is a note, for which JSON has no other place.
 bool is_note(std::string_view key) {
   return key.starts_with("_") || key.starts_with("#") || key.starts_with("//");
 }
 
-/// Returns whether `pattern`, whose parts may be "*", means `key`.
+/// Returns whether `pattern`, whose parts may be "*", matches `key`.
 bool matches(std::string_view pattern, std::string_view key) {
   while (true) {
     const auto wanted = pattern.substr(0, pattern.find('.'));
@@ -151,13 +152,13 @@ bool matches(std::string_view pattern, std::string_view key) {
   }
 }
 
-/// "a." of "a.b", "" of "b".
+/// Returns "a." for "a.b", and "" for "b".
 std::string section_of(std::string_view key) {
   const auto dot = key.rfind('.');
   return dot == std::string_view::npos ? "" : std::string(key.substr(0, dot + 1));
 }
 
-/// "TYPE:KEY=VALUE,KEY=VALUE" as a section.
+/// Makes a section of "TYPE:KEY=VALUE,KEY=VALUE".
 Json section_from_option(std::string_view text) {
   const auto colon = text.find(':');
   Json params = Json::object();
@@ -331,7 +332,8 @@ void Report::throw_refused() const {
 
 namespace {
 
-/// "a.b, c, d.e": by section, which is named once. A section that is switched on is its own name.
+/// Writes keys as "a.b, c, d.e", by section, which is named once. A section that is switched on is
+/// named itself.
 std::string list_of(std::vector<std::string> keys) {
   for (auto& key : keys) {
     if (key.ends_with(".enabled")) key = key.substr(0, key.rfind('.'));
@@ -414,7 +416,7 @@ void Keys::check(const Json& object, const std::string& path, const std::string&
     if (is_note(key)) continue;
     if (path.empty() && std::find(foreign_.begin(), foreign_.end(), key) != foreign_.end())
       continue;
-    // A dot in a key of the file is no way into a section.
+    // A dot in a key of the file does not lead into a section.
     const auto* known = key.find('.') != std::string::npos ? nullptr : place(name);
     if (known == nullptr) {
       const auto shown = name.size() <= kLongestPath ? prefix + name : show(name);
@@ -561,7 +563,7 @@ void for_each_switch(const std::vector<const Spec*>& rows, std::string_view name
   }
 }
 
-/// Goes through the keys of a file that rows are about.
+/// Visits the keys of a file for which there are rows.
 class Effects {
  public:
   Effects(const Json& present, const std::vector<const Spec*>& rows, const std::vector<bool>& acts,
@@ -595,8 +597,8 @@ class Effects {
     return rows_.size();
   }
 
-  /// A switch of a section around the key that does not act is in the file, and is told of in the
-  /// key's place.
+  /// Returns whether the file has a switch of a section around the key that does not act. It is
+  /// reported instead of the key.
   bool is_told_by_switch(const std::string& name) const {
     bool told = false;
     for_each_switch(rows_, name, [&](size_t i) {
@@ -613,7 +615,7 @@ class Effects {
     const std::string warning =
         acts && about.warn && !is_default(value) ? about.warn(value) : std::string();
     const bool section = row.kind == Kind::section && value.is_object();
-    if (acts && section && warning.empty()) return;  // its setter tells of what is in it
+    if (acts && section && warning.empty()) return;  // its setter reports the keys in it
     const bool decided = row.kind == Kind::text || about.auto_is_none;
     const bool holds =
         value.is_null() || (is_default(value) && !(acts && decided)) ||

@@ -2,11 +2,11 @@
 // includes nlohmann-json.
 //
 // Note [What becomes of a key]
-// A key acts where its row has a member or a setter. Another changes nothing, and is named once in
-// a warning with the row's details, unless its value asks for nothing or for what is so anyway
-// (`holds`). One whose row says `refused` is an error with what to use instead, or that warning
-// where the reader is lenient. A key of a section that is switched off (a row whose key ends in
-// ".enabled", or has `off`) says nothing.
+// A key acts if its row has a member or a setter. Any other key changes nothing. One warning names
+// it, with the row's details, unless its value asks for nothing or for something that is so anyway
+// (`holds`). If the row has `refused`, the key is an error that says what to use instead; a lenient
+// reader warns. There is no warning for a key of a section that is switched off (a row whose key
+// ends in ".enabled", or has `off`).
 #pragma once
 
 #include <concepts>
@@ -29,58 +29,59 @@ namespace zero::fields {
 /// The part of Settings that a field belongs to.
 enum class Part { engine, model, program };
 
-/// The kind of a value. `bytes` may be written as "6GB", `pair` is an array of two numbers, `list`
-/// any array.
+/// The kind of a value. `bytes` may be written as "6GB", `pair` is an array of two numbers, and
+/// `list` is any array.
 enum class Kind { boolean, integer, bytes, number, pair, text, choice, section, list, anything };
 
 /// The properties of a field beside its key and its member.
 struct About {
   std::string_view sentence;       ///< in --help and in docs/config.md
   std::string_view details = {};   ///< in docs/config.md, behind the sentence
-  std::string_view option = {};    ///< of `zero train`: "--stage"
+  std::string_view option = {};    ///< the option of `zero train`: "--stage"
   bool common = false;             ///< `zero train --help` shows the option; --help-all shows all
-  std::string_view argument = {};  ///< its value in --help, where the type does not stand for it
-  /// The words that the option takes where they are not the values, with their meanings: "bf16" is
+  std::string_view argument = {};  ///< its value in --help, if the type does not stand for it
+  /// The words that the option takes if they differ from the values, with their meanings: "bf16" is
   /// true.
   std::vector<std::pair<std::string_view, bool>> words = {};
   bool alone = false;   ///< the option may stand without its value, which is empty then
-  Json by_option = {};  ///< its value wherever the option is given, whatever that says; null: none
+  Json by_option = {};  ///< its value if the option is given, whatever the option's text; null:
+                        ///< none
   std::vector<std::string_view> also = {};  ///< other names of the key in its section
-  /// Least value; of whole numbers, where not given, 0, or 1 with zero_is_none.
+  /// The least value; for whole numbers without one it is 0, or 1 with zero_is_none.
   std::optional<double> least = {};
   std::optional<double> most = {};   ///< greatest value
   std::optional<double> below = {};  ///< values are less
   int64_t multiple_of = 1;
-  bool bytes = false;         ///< an integer that may be written as "6GB"
-  bool zero_is_none = false;  ///< of an optional: 0 in a file or an option means that there is none
-  bool not_empty = false;     ///< of a text
-  bool null_first = false;    ///< of a pair: the first number may be null
-  Json only = {};             ///< the one value that is accepted; null: any
-  std::string_view because = {};      ///< behind an error about `only`
-  std::string_view replaced_by = {};  ///< what there is in place of a key that is gone
-  /// Bytes, time or accuracy, for --explain; empty where there is none to speak of.
+  bool bytes = false;                 ///< an integer that may be written as "6GB"
+  bool zero_is_none = false;          ///< for an optional: 0 in a file or an option means none
+  bool not_empty = false;             ///< for a text
+  bool null_first = false;            ///< for a pair: the first number may be null
+  Json only = {};                     ///< the one value that is accepted; null: any
+  std::string_view because = {};      ///< ends an error about `only`
+  std::string_view replaced_by = {};  ///< what to use in place of a key that is gone
+  /// Bytes, time or accuracy, for --explain; empty if there is no cost worth a word.
   std::string_view cost = {};
-  /// The values of a key without effect that ask for nothing, or for what is so anyway.
+  /// The values of a key without effect that ask for nothing, or for something that is so anyway.
   std::vector<Json> holds = {};
-  /// The remedy for values other than those of `holds`, which are refused.
+  /// The remedy for values that are not among `holds`, which are refused.
   std::string_view refused = {};
   /// The values with which the row switches its section off; none: it is no switch.
   std::vector<Json> off = {};
-  bool on_by_default = false;  ///< of a switch: its section is on where the key is left out
-  int off_levels = 1;          ///< how far up the section is that the switch is of
-  bool acts_alone = false;     ///< also where its section is off
-  /// Other words for the values of a choice, which then are taken in any case.
+  bool on_by_default = false;  ///< for a switch: its section is on without the key
+  int off_levels = 1;          ///< how many levels up the switched section is
+  bool acts_alone = false;     ///< the key acts even if its section is off
+  /// Other words for the values of a choice, which may then be in any case.
   std::vector<std::pair<std::string_view, std::string_view>> spellings = {};
-  /// The key of another row that an old name stands for, and its value where that is another one.
+  /// The key of another row that an old name stands for, and `meaning` if its values differ.
   std::string_view stands_for = {};
   std::vector<std::pair<Json, Json>> meaning = {};
-  /// "auto" means that the run decides, where that is not the default; the member is then empty.
+  /// "auto" means that the run decides, if that is not the default; the member is then empty.
   bool auto_is_none = false;
-  /// A warning about a value that acts otherwise than it says; empty for the others.
+  /// Returns a warning about a value that does not act as it says; empty for other values.
   std::function<std::string(const Json&)> warn = {};
 };
 
-/// All of a row that does not depend on where the value lives.
+/// The part of a row that does not depend on where the value lives.
 struct Spec {
   std::string key;  ///< with dots between sections; empty: an option alone
   About about;
@@ -90,32 +91,32 @@ struct Spec {
 
   /// Says what a value must be, for errors and documents: "a whole number, at least 1".
   std::string wanted(bool of_file = true) const;
-  /// Returns `value` as it is kept: whole numbers as int64, bytes as numbers, none as null. Throws
-  /// ConfigError naming `name` where it is none that the field takes.
+  /// Returns `value` in the form in which it is stored: whole numbers as int64, bytes as numbers,
+  /// none as null. Throws ConfigError naming `name` if the field does not take the value.
   Json normalize(const Json& value, std::string_view name) const;
-  /// Throws where a value of the struct is none that the field takes.
+  /// Throws if the field does not take a value of the struct.
   void verify(const Json& value) const;
-  /// Returns the value that the text of the option means. Throws as `normalize`.
+  /// Returns the value that the text of the option means. Throws as `normalize` does.
   Json from_option(std::string_view text) const;
-  /// Is set by the option's presence alone.
+  /// Returns whether the option's presence alone sets the field.
   bool is_flag() const {
     return kind == Kind::boolean && about.words.empty() && about.by_option.is_null();
   }
 };
 
-/// Gathers what is to be told of a file while it is read.
+/// Gathers the findings about a file while it is read.
 class Report {
  public:
-  /// `collects`: what is refused is kept too, and reading goes on.
+  /// `collects`: refusals are findings too, and reading goes on.
   explicit Report(bool lenient = false, bool collects = false)
       : lenient_(lenient), collects_(collects) {}
 
   void add(Finding finding) { findings_.push_back(std::move(finding)); }
   /// Refuses an unknown key, or a value that cannot be used. Throws ConfigError unless it collects.
   void refuse(std::string key, std::string text);
-  /// Refuses a key that is not known, or warns of it where lenient, or where the key does no harm.
+  /// Refuses an unknown key. Warns of it if lenient, or if the key does no harm.
   void unknown(std::string key, std::string text, bool harmless);
-  /// Says that no key of `section` (which ends in no dot) acts after all: `text` says why.
+  /// Says that no key of `section` (which ends in no dot) acts after all. `text` has the reason.
   void pass_over(const std::string& section, Effect effect, std::string text);
   /// Runs `body`, whose ConfigError is about `key`.
   void guard(const std::string& key, const std::function<void()>& body);
@@ -167,7 +168,7 @@ struct Field : Spec {
     auto normal = normalize(value, name);
     if (set) set(root, normal, report);
   }
-  /// Throws ConfigError where the value of `root` is none that the field takes.
+  /// Throws ConfigError if the field does not take the value of `root`.
   void check(const Root& root) const {
     if (get) verify(get(root));
   }
@@ -240,7 +241,7 @@ Json to_json(const Value& value) {
   }
 }
 
-/// A row for the member that `path` leads to: &Settings::engine, &Config::stage.
+/// Makes a row for the member that `path` leads to: &Settings::engine, &Config::stage.
 template <class Root, class... Member>
 Field<Root> field(std::string key, About about, Member... path) {
   using Value = std::remove_cvref_t<decltype((std::declval<Root&>().*....*path))>;
@@ -250,7 +251,7 @@ Field<Root> field(std::string key, About about, Member... path) {
   return row;
 }
 
-/// A row for a key that is checked and changes nothing.
+/// Makes a row for a key that is checked and changes nothing.
 template <class Root, class Value>
 Field<Root> accepted(std::string key, About about) {
   return {spec_of<Value>(std::move(key), std::move(about))};
@@ -258,14 +259,14 @@ Field<Root> accepted(std::string key, About about) {
 
 // --- Reading and writing by rows ---
 
-/// The keys of a table: what may stand where. A part of a key that is "*" is any.
+/// The keys of a table, and their places. A part of a key that is "*" stands for any name.
 class Keys {
  public:
   void add(const Spec& spec);
   void pass_over(std::string_view key) { foreign_.emplace_back(key); }
   /// Refuses a key of `file` that no row has, with the nearest; and a section that is no object.
-  /// `prefix` stands before the keys in errors. Keys that begin with "_", "#" or "//" are notes.
-  /// Of a section where `passes_over` unknown keys are a warning.
+  /// `prefix` stands before the keys in errors. Keys that begin with "_", "#" or "//" are notes. In
+  /// a section for which `passes_over` is true unknown keys are a warning.
   void check(const Json& file, const std::string& prefix, Report& report,
              const std::function<bool(const std::string& section)>& passes_over) const;
 
@@ -277,55 +278,55 @@ class Keys {
   void check(const Json& object, const std::string& path, const std::string& prefix, Report& report,
              const std::function<bool(const std::string& section)>& passes_over) const;
   const Place* place(const std::string& name) const;
-  /// Says what may have been meant by `key` of the section `path`.
+  /// Returns a hint about the key that may have been meant by `key` of the section `path`.
   std::string hint(const std::string& key, const std::string& path) const;
   std::vector<Place> places_;
   std::vector<std::string> foreign_;
 };
 
-/// One line for each text: the keys that it is about, sections that are switched on as a whole, and
-/// the text.
+/// Returns one line for each text: the keys that it is about, sections that are switched on as a
+/// whole, and the text.
 std::vector<std::string> lines_of(std::span<const Finding> findings);
 
-/// The keys under which a field may stand: its own, and `also`.
+/// Returns the keys under which a field may stand: its own, and `also`.
 std::vector<std::string> names_of(const Spec& spec);
 
-/// `file` with each key under its present name. Refuses two names of one, and an old name whose
-/// value cannot be used; where the report collects goes on without these.
+/// Returns `file` with each key under its present name. Refuses two names of one key, and an old
+/// name whose value cannot be used. If the report collects, it goes on without these keys.
 Json with_present_names(Json file, const std::vector<const Spec*>& rows, const std::string& prefix,
                         Report& report);
 
-/// Returns whether the section of the key `name` is off: a switch in `file` says so, or, unless it
-/// must be `said`, one that is not on by default is left out.
+/// Returns whether the section of the key `name` is off: a switch in `file` says so, or one that is
+/// not on by default is left out. With `said` only the former counts.
 bool is_switched_off(const Json& file, const std::vector<const Spec*>& rows,
                      const std::string& name, bool said);
 
-/// `value`, or of another word for a choice the word that the row has.
+/// Returns `value`; for another word for a choice, the word that the row has.
 Json with_present_word(const Spec& spec, const Json& value);
 
-/// `value` means that the run's default holds: null, or "auto".
+/// Returns whether `value` means that the run's default holds: null, or "auto".
 bool is_default(const Json& value);
 
-/// The value that `file` gives the key `name`; null where there is none, or "auto" (which a text
-/// may be).
+/// Returns the value that `file` gives the key `name`; null if there is none, or if it is "auto"
+/// (which a text may be).
 const Json* find(const Json& file, const Spec& spec);
 
-/// The value at `key`, or null.
+/// Returns the value at `key`, or null.
 const Json* look_up(const Json& file, std::string_view key);
 
 /// Puts `value` at the key's place.
 void put(Json& file, std::string_view key, Json value);
 
-/// Removes what is at the key's place, and sections that it leaves empty.
+/// Removes the value at the key's place, and sections that this leaves empty.
 void remove(Json& file, std::string_view key);
 
-/// Tells what becomes of the keys of `file`: Note [What becomes of a key]. `present` is the same
-/// with its present names.
+/// Tells what becomes of the keys of `file`: Note [What becomes of a key]. `present` is `file` with
+/// present names.
 void tell_effects(const Json& file, const Json& present, const std::vector<const Spec*>& rows,
                   const std::vector<bool>& acts, const std::string& prefix, Report& report);
 
-/// Sets of `root` what `file` names, and tells `report` what becomes of each key. The rows' order
-/// is that of reading.
+/// Sets the values of `root` that `file` names, and tells `report` what becomes of each key. Keys
+/// are read in the order of the rows.
 template <class Root>
 void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
           const std::string& prefix, Report& report, const std::vector<std::string>& foreign = {}) {
@@ -338,7 +339,7 @@ void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
     acts.push_back(static_cast<bool>(row.set));
   }
   for (const auto& key : foreign) keys.pass_over(key);
-  // DeepSpeed does so in these.
+  // DeepSpeed ignores unknown keys in these sections, too.
   keys.check(file, prefix, report, [&](const std::string& section) {
     return section == "aio" || section == "activation_checkpointing" ||
            section == "flops_profiler" || is_switched_off(file, specs, section + ".", true);
@@ -349,7 +350,7 @@ void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
     const auto* value = find(present, row);  // of "*" there is none: such keys set nothing
     if (value == nullptr) continue;
     const auto& only = row.about.only;
-    // A wrong type is told all the same, unless the file says that the section is off.
+    // A wrong type is reported nevertheless, unless the file says that the section is off.
     if (!row.set && is_switched_off(present, specs, row.key, only.type() != value->type()))
       continue;
     if (report.lenient() && only.type() == value->type() && *value != only) continue;
@@ -358,7 +359,7 @@ void read(Root& root, const std::vector<Field<Root>>& rows, const Json& file,
   tell_effects(file, present, specs, acts, prefix, report);
 }
 
-/// The JSON object that `read` reads back; it leaves out what there is none of.
+/// Returns the JSON object that `read` reads back; it leaves out values that are none.
 template <class Root>
 Json write(const Root& root, const std::vector<Field<Root>>& rows) {
   auto file = Json::object();

@@ -1,4 +1,4 @@
-// All settings, one row each.
+// The table of all settings: it has one row for each.
 #include "zero/config/rows.h"
 
 #include <utility>
@@ -39,7 +39,7 @@ struct Choices<AccumulationDtype> {
   static constexpr std::pair<std::string_view, AccumulationDtype> list[] = {
       {"fp32", AccumulationDtype::fp32},
       {"model", AccumulationDtype::model},
-      {"bf16", AccumulationDtype::model},  // where that is enabled: see settings.cpp
+      {"bf16", AccumulationDtype::model},  // settings.cpp checks that bf16 is enabled
       {"fp16", AccumulationDtype::model}};
 };
 template <>
@@ -58,14 +58,14 @@ struct Choices<optim::Decay> {
 
 namespace {
 
-/// Other words for dtypes, as DeepSpeed and PyTorch have them.
+/// The names that DeepSpeed and PyTorch have for dtypes.
 const std::vector<std::pair<std::string_view, std::string_view>> kDtypes{
     {"float32", "fp32"},     {"float", "fp32"},    {"torch.float32", "fp32"},
     {"torch.float", "fp32"}, {"bfloat16", "bf16"}, {"torch.bfloat16", "bf16"},
     {"float16", "fp16"},     {"half", "fp16"},     {"torch.float16", "fp16"},
     {"torch.half", "fp16"}};
 
-/// Other words for formats of optimizer states.
+/// The other names of formats of optimizer states.
 const std::vector<std::pair<std::string_view, std::string_view>> kStateFormats{
     {"float32", "fp32"},     {"float", "fp32"},      {"torch.float32", "fp32"},
     {"torch.float", "fp32"}, {"bfloat16", "bf16"},   {"torch.bfloat16", "bf16"},
@@ -1091,7 +1091,7 @@ void add_program(All& all) {
             &Program::resume_from);
 }
 
-/// The section has rows of its own, by optimizer.
+/// Adds the section, whose `params` have rows of their own for each optimizer.
 void add_optimizer(All& all) {
   all.push_back({Spec{"optimizer",
                       {.sentence = "The optimizer: `type` (such as \"AdamW\", \"Adam\" or \"SGD\": "

@@ -12,42 +12,42 @@
 
 namespace zero::fields {
 
-/// One row a key, in the order of docs/config.md.
+/// Returns the table, with one row for each key, in the order of docs/config.md.
 const std::vector<Field<Settings>>& settings();
 
 /// Returns whether `option` of `zero train` sets the parameter `key` of an optimizer.
 bool stands_for_parameter(std::string_view option, std::string_view key);
 
-/// The rows of `zeropp_loco_param`, a section whose presence is a choice.
+/// Returns the rows of `zeropp_loco_param`, a section whose presence is a choice.
 const std::vector<Field<ErrorFeedback>>& error_feedback();
 
-/// The values of `file`, without the batch rule and what more Settings::validate checks. Throws
-/// ConfigError, which names `origin`, unless the report collects.
+/// Returns the values of `file`. It does not apply the batch rule and the further checks of
+/// Settings::validate. Throws ConfigError, which names `origin`, unless the report collects.
 Settings read_settings(const Json& file, std::string_view origin, Report& report,
                        const std::vector<std::string>& foreign = {});
 Settings read_settings(const Json& file, std::string_view origin);
 
-/// `file` with each key under its present name, as `dump` writes it; for putting two files
-/// together. Throws ConfigError, which names `origin`, where two names of one key stand in it, or
-/// an old one has a value that cannot be used.
+/// Returns `file` with each key under its present name, as `dump` writes it; for merging two files.
+/// Throws ConfigError, which names `origin`, if two names of one key stand in it, or an old one has
+/// a value that cannot be used.
 Json with_present_names(Json file, std::string_view origin);
 
-/// `file` (of present names) without keys that leave their value to the run: null, or "auto" where
-/// that is no text.
+/// Returns `file` (of present names) without keys that leave their value to the run: null, or
+/// "auto" unless the value is a text.
 Json without_defaults(Json file);
 
-/// The section `optimizer` as a value, and back. Throw ConfigError.
+/// Read the section `optimizer` as a value, and write it. Throw ConfigError.
 Optimizer read_optimizer(const Json& section, Report& report);
 Json write_optimizer(const Optimizer& optimizer);
 
-/// The section `scheduler`; none where it names no type.
+/// Reads the section `scheduler`; none if it names no type.
 std::optional<optim::Schedule> read_schedule(const Json& section, Report& report);
 Json write_schedule(const optim::Schedule& schedule);
 
-/// The tables of docs/config.md.
+/// Returns the tables of docs/config.md.
 std::string markdown();
 
-/// Explains a key to people: values, default, cost. It may be an old name, an option of `zero
+/// Explains a key to people: values, default, cost. `key` may be an old name, an option of `zero
 /// train`, or the last part of a key that no other section has. Throws ConfigError for one that is
 /// not known, with the nearest.
 std::string explain(std::string_view key);

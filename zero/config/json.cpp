@@ -13,7 +13,7 @@ namespace zero::fields {
 
 namespace {
 
-/// The end of the comment that begins at `at`, or `at` where none does.
+/// Returns the end of the comment that begins at `at`, or `at` if none does.
 size_t skip_comment(std::string_view text, size_t at) {
   const auto rest = text.substr(at);
   if (rest.starts_with('#') || rest.starts_with("//")) {
@@ -22,7 +22,8 @@ size_t skip_comment(std::string_view text, size_t at) {
   }
   if (!rest.starts_with("/*")) return at;
   const auto end = text.find("*/", at + 2);
-  return end == std::string_view::npos ? at : end + 2;  // one without an end is an error of JSON
+  return end == std::string_view::npos ? at : end + 2;  // a comment without an end is an error of
+                                                        // JSON
 }
 
 size_t skip_string(std::string_view text, size_t at) {
@@ -32,11 +33,12 @@ size_t skip_string(std::string_view text, size_t at) {
   return std::min(at + 1, text.size());
 }
 
-/// `text` with spaces for comments and for commas that nothing follows. Lines and columns stay.
+/// Returns `text` with spaces in place of comments and of commas that nothing follows. Lines and
+/// columns stay.
 std::string plain_json(std::string_view text) {
   std::string plain(text);
-  size_t comma = std::string::npos;  // behind a value, with nothing but space behind it so far
-  char last = '{';                   // that is neither space nor comment
+  size_t comma = std::string::npos;  // behind a value, with nothing but space after it so far
+  char last = '{';                   // the last character that is neither space nor comment
   for (size_t at = 0; at < text.size();) {
     if (const auto end = skip_comment(text, at); end != at) {
       for (; at < end; ++at) {
@@ -89,7 +91,7 @@ std::string read_text(const std::string& path) {
 }
 
 std::string show(const Json& value) {
-  // Numbers are shown as people write them: -1, where JSON has -1.0; and NaN, which JSON has not.
+  // Numbers are shown as people write them: -1, where JSON has -1.0; and NaN, which JSON lacks.
   if (value.is_number_float()) return fmt::format("{}", value.get<double>());
   return excerpt(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }

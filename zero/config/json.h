@@ -1,4 +1,5 @@
-// JSON text of people: read with limits, shown in errors. Private: it includes nlohmann-json.
+// JSON text that people write: read with limits, shown in errors. Private: it includes
+// nlohmann-json.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,15 +11,14 @@ namespace zero::fields {
 using Json = nlohmann::ordered_json;
 
 /// Reads JSON text as people write it: with comments (`//`, `/* */`, and `#` as HJSON has them) and
-/// a comma behind the last value. `origin` names it in errors. Throws ConfigError where it is not
-/// valid, where a key stands twice in one object, or where it is nested too deep for any
-/// configuration.
+/// a comma behind the last value. `origin` names it in errors. Throws ConfigError if it is not
+/// valid, if a key stands twice in one object, or if it is nested too deep for any configuration.
 Json parse_json(std::string_view text, std::string_view origin);
 
-/// The text of a file. Throws ConfigError where it cannot be read.
+/// Returns the text of a file. Throws ConfigError if it cannot be read.
 std::string read_text(const std::string& path);
 
-/// `value` as an error tells it: not longer than a line.
+/// Returns `value` in the form for an error: not longer than a line.
 std::string show(const Json& value);
 
 }  // namespace zero::fields

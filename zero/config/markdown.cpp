@@ -1,4 +1,4 @@
-// The tables of docs/config.md, and what `zero config --explain` says of one key.
+// The tables of docs/config.md, and the text of `zero config --explain` about one key.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -12,7 +12,7 @@ namespace zero::fields {
 
 namespace {
 
-/// The first part of a key; empty at the top level.
+/// Returns the first part of a key; empty at the top level.
 std::string section_of(const std::string& key) {
   const auto dot = key.find('.');
   return dot == std::string::npos ? "" : key.substr(0, dot);
@@ -38,7 +38,7 @@ std::string option_of(const Spec& row) {
   return fmt::format("`{}`", text);
 }
 
-/// A row with its default, if it has one, and whether it acts.
+/// A row with its default, if it has one, and with whether it acts.
 struct Line {
   Spec row;
   std::string none;
@@ -92,7 +92,8 @@ std::string table(const std::vector<Line>& lines, const std::string& prefix = ""
   return text;
 }
 
-/// Sections of which no key acts, in a line for each reason: their keys by their last parts.
+/// Returns the table of sections in which no key acts. It has a line for each reason, with the last
+/// parts of the keys.
 std::string table_without_effect(const std::vector<std::vector<Line>>& sections) {
   std::string text =
       "## Sections without effect\nWarnings and errors do not mention a section that is switched "
@@ -116,7 +117,7 @@ std::string table_without_effect(const std::vector<std::vector<Line>>& sections)
   return text + "\n";
 }
 
-/// All that there is to explain: the keys in full, and whose parameters they are.
+/// Returns all lines that can be explained, with the full key and the type that has the parameter.
 std::vector<std::pair<Line, std::string>> all_lines() {
   std::vector<std::pair<Line, std::string>> all;
   const auto add = [&](std::vector<Line> lines, const std::string& prefix, std::string_view whose) {
@@ -146,7 +147,7 @@ std::string effect_of(const Line& line) {
   return line.acts ? "" : "Has no effect here.";
 }
 
-/// The key, and lines of what there is to say of it.
+/// Returns the key, and lines that explain it.
 std::string explanation_of(const Line& line) {
   const auto& about = line.row.about;
   std::string text = fmt::format("{}\n  {}.", line.row.key, about.sentence);
@@ -233,8 +234,8 @@ std::string explain(std::string_view key) {
     throw ConfigError(fmt::format("There is no key '{}'.{}", key,
                                   key.size() <= 100 ? did_you_mean(key, known) : std::string()));
   }
-  // Parameters that several types have alike are told once.
-  std::vector<std::pair<std::string, std::string>> blocks;  // what is told, and whose
+  // Parameters that several types share are explained once.
+  std::vector<std::pair<std::string, std::string>> blocks;  // the text, and the types that have it
   for (const auto i : found) {
     const auto& [line, whose] = all[i];
     const auto text = explanation_of(line);

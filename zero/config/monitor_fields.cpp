@@ -1,4 +1,4 @@
-// DeepSpeed's sections of what `zero train` measures and reports beside its log:
+// DeepSpeed's sections for the measurements and reports that `zero train` makes besides its log:
 // zero/train/monitors.h.
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@ namespace zero::fields {
 
 namespace {
 
-/// The section of one that writes files into a folder. `option` stands for all of it.
+/// Adds the section of a monitor that writes files into a folder. `option` stands for all of it.
 void add_files(All& all, MonitorSettings ProgramSettings::*monitor, const std::string& section,
                std::string_view option, std::string_view what, std::string_view details) {
   Rows rows(all, Part::program, section, &Settings::program, monitor);
@@ -41,7 +41,7 @@ void add_files(All& all, MonitorSettings ProgramSettings::*monitor, const std::s
            &MonitorSettings::job_name);
 }
 
-/// Throws ConfigError where no collective is called so, here or in DeepSpeed.
+/// Throws ConfigError if no collective has this name, here or in DeepSpeed.
 void check_collective(const std::string& name) {
   constexpr std::array<std::string_view, 6> kHere{"all_gather", "reduce_scatter", "all_reduce",
                                                   "broadcast",  "all_to_all",     "control"};
@@ -94,7 +94,8 @@ void add_comms_logger(All& all) {
   all.back().get = [](const Settings& root) { return Json(root.program.comms_logger.prof_ops); };
 }
 
-/// `zero train` wrote runs for Weights & Biases itself once; the option says what to do instead.
+/// Adds an option that `zero train` once had for runs of Weights & Biases; it says what to do
+/// instead.
 void add_wandb_option(All& all) {
   all.push_back(accepted<Settings, std::string>(
       "", {.sentence = "Write a run for Weights & Biases",

@@ -1,4 +1,4 @@
-// The rows of the section `optimizer`. Its `params` have theirs in the folder optimizers.
+// The rows of the section `optimizer`. Those of its `params` are in the folder optimizers.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -15,7 +15,7 @@ namespace zero::fields {
 
 namespace {
 
-/// The section itself.
+/// The values of the section itself.
 struct Section {
   std::string type = "AdamW";
   Json params = Json::object();
@@ -93,7 +93,7 @@ Optimizer read_optimizer(const Json& section, Report& report) {
 }
 
 bool stands_for_parameter(std::string_view option, std::string_view key) {
-  // A part of a value has no key of its own.
+  // --beta1 and --beta2 set parts of a value, which have no keys of their own.
   if (key == "betas" && (option == "--beta1" || option == "--beta2")) return true;
   return [&]<class... Chosen>(const std::variant<Chosen...>*) {
     const auto among = [&](const auto& rows) {

@@ -1,4 +1,4 @@
-// How the files of this folder write rows of the one table. Private: it includes nlohmann-json.
+// How the files of this folder write rows of the table. Private: it includes nlohmann-json.
 #pragma once
 
 #include <initializer_list>
@@ -32,8 +32,8 @@ class Rows {
     row.part = part_;
     all_.push_back(std::move(row));
   }
-  /// Keys that change nothing by themselves: they are checked, and told of as Note [What becomes of
-  /// a key] says.
+  /// Adds keys that change nothing by themselves. They are checked, and reported as Note [What
+  /// becomes of a key] says.
   template <class Value>
   void accept(std::initializer_list<const char*> keys, const About& about) {
     for (const auto* key : keys) {
@@ -49,12 +49,12 @@ class Rows {
   std::tuple<Member...> path_;
 };
 
-/// The section `scheduler`.
+/// Adds the section `scheduler`.
 void add_scheduler(All& all);
-/// The sections of monitors that act, and `flops_profiler`.
+/// Adds the sections of monitors that act, and `flops_profiler`.
 void add_monitors(All& all);
-/// The other keys of files written for DeepSpeed: those that need no choice here, those of features
-/// that libzero does not have, and old names.
+/// Adds the other keys of files written for DeepSpeed: those that need no choice here, those of
+/// features that libzero does not have, and old names.
 void add_deepspeed(All& all);
 
 }  // namespace zero::fields

@@ -18,7 +18,7 @@ namespace {
 
 using optim::Schedule;
 
-/// The section itself.
+/// The values of the section itself.
 struct SchedulerSection {
   std::string type;
   Json params = Json::object();

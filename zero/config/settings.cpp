@@ -29,8 +29,8 @@ int64_t or_zero(const Json& file, const char* key) {
   return number >= 1 && number < kTwoTo63 ? static_cast<int64_t>(number) : 0;  // else refused
 }
 
-// train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size:
-// any two give the third.
+// Applies train_batch_size == train_micro_batch_size_per_gpu x gradient_accumulation_steps x world
+// size: any two give the third.
 void apply_batch_rule(Settings& settings, const Json& file, int64_t world) {
   const int64_t train = or_zero(file, "train_batch_size");
   int64_t micro = settings.program.micro_batch_size.value_or(0);
@@ -44,7 +44,7 @@ void apply_batch_rule(Settings& settings, const Json& file, int64_t world) {
   } else if (steps == 0) {
     steps = 1;
   }
-  // In double: the product of two numbers of a file may exceed 64 bits.
+  // The product of two numbers of a file may exceed 64 bits, so it is computed in double.
   const double product =
       static_cast<double>(micro) * static_cast<double>(steps) * static_cast<double>(world);
   if (train > 0 && static_cast<double>(train) != product) {
@@ -260,7 +260,7 @@ void check_reduction(const Config& engine) {
   }
 }
 
-/// Checks rules between keys, which ranges alone do not say.
+/// Checks rules between keys, which ranges cannot express.
 void check_rules(const Config& engine) {
   if (engine.split_master_weights && !engine.bf16) {
     throw ConfigError(
@@ -311,7 +311,7 @@ void check_rules(const ProgramSettings& program) {
     refuse_option("overwrite", "given together with resume", "one of the two");
 }
 
-/// Refuses keys of the program's shorter form beside a section `scheduler`.
+/// Refuses keys of the program's shorter form if there is a section `scheduler`.
 void check_scheduler(const Settings& settings) {
   if (!settings.scheduler) return;
   optim::check(*settings.scheduler);
@@ -352,8 +352,8 @@ void check_spikes(const Settings& settings) {
 
 Json to_json(const Settings& settings) { return fields::write(settings, fields::settings()); }
 
-/// A section that differs from its defaults says all that it has, also what nothing uses yet: a
-/// budget may. One that does not is left out.
+/// A section that differs from its defaults keeps all its keys, even those that nothing uses yet,
+/// since a budget may use them. A section that does not differ is left out.
 void leave_out_defaults(Json& file, std::initializer_list<const char*> sections) {
   const auto defaults = to_json(Settings());
   for (const char* name : sections) {
@@ -387,7 +387,8 @@ void naming(std::string_view origin, const std::function<void()>& body) {
 
 namespace {
 
-/// Forms of DeepSpeed's first releases: "zero_optimization": true, and a section "bfloat16".
+/// Turns forms of DeepSpeed's first releases into the present ones: "zero_optimization": true, and
+/// a section "bfloat16".
 Json with_present_forms(Json file) {
   if (!file.is_object()) return file;
   const auto zero = file.find("zero_optimization");
@@ -408,7 +409,8 @@ std::vector<const fields::Spec*> all_rows() {
   return rows;
 }
 
-/// Passes over keys that are of no use with the rest of a file, as DeepSpeed does.
+/// Reports keys that are of no use with the rest of a file, as DeepSpeed does, and lets them have
+/// no effect.
 void pass_over_useless(Settings& settings, fields::Report& report) {
   auto& engine = settings.engine;
   auto& param = engine.offload_param;
@@ -445,8 +447,8 @@ Settings parse_with(std::string_view text, int world_size, std::string_view orig
   return settings;
 }
 
-/// The process prints for its job: no launcher says that it is another rank than the first. (Who
-/// joins a job asks comm/job.h, which reads more of what launchers say.)
+/// Returns whether this process prints for its job: no launcher says that it is another rank than
+/// the first. (comm/job.h reads more of what launchers say; it is for joining a job.)
 bool is_first_rank() {
   for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"}) {
     if (const char* rank = std::getenv(name); rank != nullptr) return std::string_view(rank) == "0";
@@ -460,7 +462,7 @@ void warn(const ReadOptions& options, const std::vector<Finding>& findings,
     if (options.warn) {
       options.warn(warning);
     } else if (is_first_rank()) {
-      // fmt::print would throw where nobody reads any more.
+      // fmt::print would throw if nobody reads any more.
       std::fputs(fmt::format("zero: warning: {}\n", warning).c_str(), stderr);
     }
   }
@@ -482,7 +484,7 @@ Json fields::without_defaults(Json file) {
                                                                    const std::string& path) {
     for (auto at = object.begin(); at != object.end();) {
       const auto name = path + at.key();
-      const bool is_schedule = name == "scheduler" && at->is_object();  // whose "auto" is the run's
+      const bool is_schedule = name == "scheduler" && at->is_object();  // its "auto" is the run's
       if (at->is_object() && !at->empty() && !is_schedule) {
         clear(*at, name + ".");
         at = at->empty() ? object.erase(at) : std::next(at);

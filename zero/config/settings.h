@@ -6,10 +6,10 @@
 //   zero::Engine engine(model, settings.engine, group);
 //
 // Note [Table of settings]
-// Each setting is one row of the table that zero/config/fields.cpp begins: its key, its member, its
-// range and the sentence that explains it. Reading, dumping and checking files, the options of
-// `zero train` and the tables of docs/config.md are made from the rows; a new setting is a member
-// and a row.
+// Each setting is one row of the table that begins in zero/config/fields.cpp. A row has its key,
+// its member, its range and the sentence that explains it. Reading, dumping and checking files, the
+// options of `zero train` and the tables of docs/config.md all use the rows. A new setting is a
+// member and a row.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ namespace zero {
 
 /// Recomputation in backward: DeepSpeed's `activation_checkpointing` section.
 struct ActivationCheckpointing {
-  /// The first of every so many blocks is recomputed.
+  /// How often a block is recomputed: the first of every `every` blocks is.
   std::optional<int64_t> every{};
   /// The blocks' inputs live in one buffer that every step uses again.
   bool contiguous_memory_optimization = false;
-  /// They live in files, in a private folder inside `nvme_path`.
+  /// The inputs live in files, in a private folder inside `nvme_path`.
   bool nvme = false;
   std::string nvme_path{};
   bool operator==(const ActivationCheckpointing&) const = default;
@@ -56,9 +56,9 @@ struct MonitorSettings {
 /// A table of how long collectives take: DeepSpeed's section `comms_logger`.
 struct CommsLogger {
   bool enabled = false;
-  bool verbose = false;                 ///< each call is told too
+  bool verbose = false;                 ///< reports each call too
   bool prof_all = true;                 ///< every collective; else those of `prof_ops`
-  bool debug = false;                   ///< `verbose` names what a call is for
+  bool debug = false;                   ///< `verbose` names the purpose of a call
   std::vector<std::string> prof_ops{};  ///< "all_gather", "reduce_scatter_tensor", ...
   bool operator==(const CommsLogger&) const = default;
 };
@@ -75,53 +75,52 @@ struct FlopsProfilerSettings {
   bool operator==(const FlopsProfilerSettings&) const = default;
 };
 
-/// The device on which a run's model lies: `any` is CUDA where there is such a device, else the
-/// CPU.
+/// The device on which a run's model lies. `any` is CUDA if there is such a device, else the CPU.
 enum class TrainingDevice : uint8_t { cpu, cuda, any };
 
-/// The settings that `zero train` alone uses: the section `train`, the micro-batch, and monitors.
+/// The settings that only `zero train` uses: the section `train`, the micro-batch, and monitors.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
   std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
-  /// A file, of which all validates, or a folder, of which the validation split does; of the same
-  /// tokens as `data`. Empty: the validation split of `data`.
+  /// A file, all of which is for validation, or a folder, of which the validation split is. It must
+  /// have the same tokens as `data`. Empty: the validation split of `data`.
   std::string val_data{};
   std::string out = "run";
   std::optional<int64_t> vocab_size{};  ///< else the model's own; for gpt2-nano that of the data
   int64_t seq = 256;
-  /// Sequences that a rank passes at a time.
+  /// The sequences that a rank passes at a time.
   std::optional<int64_t> micro_batch_size{};
   int64_t steps = 1000;
   std::optional<double> min_lr{};   ///< else a tenth of the peak rate
   std::optional<int64_t> warmup{};  ///< steps; else a tenth of the steps, at most 200
   optim::Decay schedule = optim::Decay::cosine;
-  std::optional<int64_t> decay_steps{};  ///< of Decay::wsd; else a tenth of the steps
+  std::optional<int64_t> decay_steps{};  ///< for Decay::wsd; else a tenth of the steps
   std::optional<double> dropout{};       ///< else the model's own
   int64_t seed = 1;
-  std::optional<int64_t> threads{};  ///< of each rank; else what the machine says
+  std::optional<int64_t> threads{};  ///< a rank's; else as the machine suggests
   TrainingDevice device = TrainingDevice::cpu;
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
-  int64_t eval_tokens = 65536;          ///< of a validation, over all ranks; 0: no validation
+  int64_t eval_tokens = 65536;          ///< a validation's, over all ranks; 0: no validation
   int64_t log_every = 1;
   bool group_norms = false;  ///< gradient norms of the parameter groups, in log.jsonl
-  /// Each operator's output is looked at; else only those of a step that failed, run again.
+  /// Checks each operator's output; otherwise only those of a step that failed, which is run again.
   bool detect_anomaly = false;
-  /// Steps between comparisons of parameters that several ranks hold the same of; 0: none.
+  /// The steps between comparisons of parameters that several ranks should hold equally; 0: none.
   int64_t check_replicas = 100;
   bool skip_spikes = false;  ///< a loss far above those before is left out of the updates
-  /// Such a step is left out, and training goes on from a checkpoint that is so many steps older,
+  /// Such a step is left out, and training goes on from a checkpoint that is this many steps older,
   /// with the data that follow.
   std::optional<int64_t> rewind_spikes{};
   std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
   bool save_in_background = true;             ///< beside the steps that follow
   int64_t save_staging = int64_t{256} << 20;  ///< bytes: SaveOptions::staging_bytes
   std::string stop_after{};  ///< a time since the start of training, as "3h50m"; empty: none
-  int64_t keep_last = 1;                ///< the newest so many checkpoints are kept
-  std::optional<int64_t> keep_every{};  ///< and those of steps that are multiples of it
+  int64_t keep_last = 1;                ///< how many of the newest checkpoints stay
+  std::optional<int64_t> keep_every{};  ///< checkpoints of steps that are multiples of it stay too
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";
   double temperature = 0.8;
-  std::optional<int64_t> top_k{};  ///< the sample takes only the likeliest so many tokens
+  std::optional<int64_t> top_k{};  ///< the sample takes only this many likeliest tokens
   /// Weight decay acts on parameters of fewer than two dimensions too.
   bool decay_all = false;
   bool overwrite = false;
@@ -129,8 +128,8 @@ struct ProgramSettings {
   std::string resume_from{};  ///< a step or a folder; empty: the newest checkpoint that is sound
   std::string
       profile{};  ///< file to which a step's spans go (zero/engine/step_profile.h), or empty
-  int64_t profile_step = 3;           ///< which of the run's steps, from 1; a resumed run's anew
-  bool wall_clock_breakdown = false;  ///< each step's time by phase, and what of it is waiting
+  int64_t profile_step = 3;           ///< the step, counted from 1 in each start of the run
+  bool wall_clock_breakdown = false;  ///< each step's time by phase, and its waits
   CommsLogger comms_logger{};
   MonitorSettings tensorboard{};
   MonitorSettings csv_monitor{};
@@ -145,8 +144,8 @@ struct Settings {
   Config engine{};
   ModelSettings model{};
   ProgramSettings program{};
-  /// From the file's `scheduler` section; it comes in place of `program.schedule`. What it leaves
-  /// open is the run's: optim::complete.
+  /// The schedule of the file's `scheduler` section, which replaces `program.schedule`. The run
+  /// decides the values that it leaves open: optim::complete.
   std::optional<optim::Schedule> scheduler{};
 
   /// Reads a JSON file, as Config::load does.
@@ -155,14 +154,14 @@ struct Settings {
   static Settings parse(std::string_view text, int world_size,
                         std::string_view origin = "configuration", const ReadOptions& options = {});
   /// Returns what becomes of each key of the text: which act, which have no effect and why, and
-  /// which are refused, where `parse` throws. Throws ConfigError for text that is no JSON.
+  /// which are refused, for which `parse` throws. Throws ConfigError for text that is no JSON.
   static std::vector<Finding> check(std::string_view text, int world_size,
                                     std::string_view origin = "configuration",
                                     const ReadOptions& options = {});
-  /// The settings in force as JSON text, which `parse` reads back to an equal value.
+  /// Returns the settings in force as JSON text, which `parse` reads back to an equal value.
   std::string dump() const;
-  /// Throws ConfigError where a value is out of range or two do not go together. Of the program
-  /// alone ranges: what a run lacks, ProgramSettings::validate tells.
+  /// Throws ConfigError if a value is out of range or two do not go together. For the program it
+  /// checks ranges only; ProgramSettings::validate finds what a run lacks.
   void validate() const;
   bool operator==(const Settings&) const = default;
 };

@@ -22,7 +22,8 @@ struct SplitOptions {
   /// The share of a single file's tokens, taken from its end, that validates; in [0, 1). 0 means no
   /// validation split.
   double validation_fraction = 0.1;
-  /// At most so many of them: more would cost training data without a better estimate of the loss.
+  /// The most tokens of a validation: more would cost training data without a better estimate of
+  /// the loss.
   int64_t max_validation_tokens = int64_t{1} << 20;
 };
 

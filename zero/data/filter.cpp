@@ -38,7 +38,8 @@ Pipe make_pipe(const std::string& program) {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-// Until the program closes its input: what it thinks of that shows in its exit status.
+// Feeds the program until the input ends or the program closes its end; its exit status tells
+// whether it objected.
 void feed(int descriptor, const FilterInput& input) {
   for (auto piece = input(); !piece.empty(); piece = input()) {
     while (!piece.empty()) {

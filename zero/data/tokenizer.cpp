@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kProgram = "zero-sentencepiece";
 
-// Beside the running program, in the installation that this library belongs to, or on the PATH.
+// Looks for the program beside the running one, in the installation that this library belongs to,
+// and on the PATH.
 std::string find_program() {
   if (const char* chosen = std::getenv("ZERO_SENTENCEPIECE"); chosen != nullptr && *chosen != '\0')
     return chosen;

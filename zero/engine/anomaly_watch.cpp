@@ -32,20 +32,20 @@ namespace {
 
 using Inputs = Anomaly::Inputs;
 
-// Numbers of operators that backward may ask for; half of them are forgotten beyond.
+// Backward finds its forward operators by their numbers. Beyond this many, half are forgotten.
 constexpr size_t kRemembered = size_t{1} << 20;
 
 // --- Looking at elements ---
 
-// While one lives, what this thread calls is neither observed nor recorded for backward, and
-// parameters are read where they are: the pager's plan does not change.
+// While one lives, the operators that this thread calls are neither observed nor recorded for
+// backward. Parameters are read where they lie, so the pager's plan does not change.
 class Unobserved {
   at::DisableRecordFunctionGuard unobserved_;
   c10::NoGradGuard no_grad_;
   c10::impl::ExcludeDispatchKeyGuard unpaged_{paging::kPagedKey};
 };
 
-// Dense numbers in memory that is there.
+// Returns whether the tensor has dense floating-point numbers in memory that is there.
 bool readable(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.numel() > 0 &&
          (at::isFloatingType(tensor.scalar_type()) || at::isComplexType(tensor.scalar_type())) &&
@@ -81,7 +81,7 @@ Count count_of(const at::Tensor& tensor) {
 }
 
 Inputs worse(Inputs a, Inputs b) {
-  // A NaN explains more than an infinity, and that more than what is not known.
+  // A NaN explains more than an infinity does, and an infinity more than an absent input.
   const auto rank = [](Inputs x) {
     return x == Inputs::nan ? 3 : x == Inputs::infinity ? 2 : x == Inputs::absent ? 1 : 0;
   };
@@ -93,7 +93,7 @@ Inputs worse(Inputs a, Inputs b) {
 enum class Role : uint8_t { read, overwritten, out };
 
 struct Traits {
-  // Its result is a view, memory that nobody has written, or what operators inside it have made.
+  // Its result is a view, memory that nobody has written, or the result of operators inside it.
   bool shows_nothing = false;
   bool copies = false;      // its result has the values of its input
   std::vector<Role> roles;  // by argument
@@ -136,7 +136,7 @@ Traits traits_of(const c10::FunctionSchema& schema) {
 
 // --- Names ---
 
-// "torch::autograd::CppNode<zero::(anonymous namespace)::Linear>" as "zero::Linear".
+// Makes "zero::Linear" of "torch::autograd::CppNode<zero::(anonymous namespace)::Linear>".
 std::string short_name(std::string name) {
   constexpr std::string_view kWrapper = "torch::autograd::CppNode<";
   constexpr std::string_view kAnonymous = "(anonymous namespace)::";
@@ -155,19 +155,19 @@ std::string place_of(const std::string& parameter, const std::string& after) {
   return "";
 }
 
-// How LibTorch's own range around a node and its hooks begins.
+// The name of LibTorch's own range around a node and its hooks begins so.
 constexpr std::string_view kAround = "autograd::engine::evaluate_function";
 
-// The inputs of an operator, until it is done.
+// An operator under way, with its inputs.
 struct Operation final : at::ObserverContext {
-  std::vector<c10::IValue> inputs;  // that it reads
+  std::vector<c10::IValue> inputs;  // those that it only reads
   std::vector<c10::IValue> written;
-  Inputs before = Inputs::finite;  // of what it overwrites
+  Inputs before = Inputs::finite;  // the kind of the inputs that it overwrites
   std::string before_input;
-  bool node = false;  // one of autograd's, which has no outputs to look at
+  bool node = false;  // one of autograd's; its outputs are not checked
   bool shows_nothing = false;
   bool copies = false;
-  Anomaly as;  // what it is if its outputs are not finite
+  Anomaly as;  // the anomaly that it is if its outputs are not finite
 };
 
 }  // namespace
@@ -204,28 +204,28 @@ std::string Anomaly::text() const {
 }
 
 struct AnomalyWatch::State {
-  // A forward operator as backward finds it.
+  // A forward operator, as an operator of backward looks it up.
   struct Forward {
     int64_t sequence = 0;
     std::string operation;
     std::string parameter;
     std::string after;
   };
-  // A node of autograd that runs; or, around that, the node with its hooks.
+  // A node of autograd that runs, or the range around such a node and its hooks.
   struct Node {
     std::string name;
     int64_t sequence = -1;
     bool around = false;
     bool recomputes = false;
-    std::string parameter = {};  // of which it accumulates the gradient
-    size_t depth = 0;            // operators under way where it began
+    std::string parameter = {};  // the parameter whose gradient it accumulates
+    size_t depth = 0;            // the number of operators under way when it began
   };
 
   State(const NamedTensors& tensors, Options given) : options(given) {
     names.add(tensors.parameters);
   }
 
-  // The parameter that a tensor shows, or a part of; empty if none.
+  // Returns the parameter that a tensor is or shows a part of; an empty name if there is none.
   std::string parameter_of(const at::Tensor& tensor) const {
     const auto index = names.find(tensor);
     return index ? names.name(*index) : "";
@@ -262,7 +262,7 @@ struct AnomalyWatch::State {
     place_in_backward(as);
   }
 
-  // `inside`: an operator that a node's own forward function calls, of which the first counts.
+  // `inside`: a node's own forward function calls the operator; the first such operator counts.
   void remember(int64_t sequence, bool inside, const Anomaly& as) {
     if (sequence < 0) return;
     const bool known = !forward.empty() && forward.back().sequence >= sequence;
@@ -310,8 +310,8 @@ struct AnomalyWatch::State {
     return result;
   }
 
-  // A tensor that cannot be looked at (a dtype without isfinite) is passed over: callbacks must
-  // not throw.
+  // A tensor that cannot be checked (a dtype without isfinite) is skipped, since callbacks must not
+  // throw.
   std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& range) {
     const bool records = c10::GradMode::is_enabled();
     const Unobserved unobserved;
@@ -350,7 +350,7 @@ struct AnomalyWatch::State {
           traits != nullptr && i < traits->roles.size() ? traits->roles[i] : Role::read;
       if (role != Role::read) operation->written.push_back(inputs[i]);
       if (role == Role::read) operation->inputs.push_back(inputs[i]);
-      // Without a schema it may overwrite any.
+      // Without a schema the operator may overwrite any input.
       if (role == Role::overwritten || traits == nullptr) look_before(inputs[i], *operation);
     }
     place(range, *operation, records);
@@ -391,7 +391,7 @@ struct AnomalyWatch::State {
     nodes.push_back(std::move(node));
   }
 
-  // A leaf's gradient is complete. Operators have shown what made it, or there were none.
+  // A leaf's gradient is complete. Either an operator has shown its cause, or no operator was seen.
   void arrive(const at::Tensor& gradient, const std::string& parameter) {
     const auto count = count_of(gradient);
     if (anomaly || (count.nans == 0 && count.infinities == 0)) return;
@@ -445,7 +445,7 @@ struct AnomalyWatch::State {
     as.input = operation.before_input;
     for (const auto& input : operation.inputs) look_at_input(input, as);
     if (count.nans == 0 && as.inputs != Inputs::finite) return;
-    // A number becomes a tensor of no dimension before it is used.
+    // A number that the program gives becomes a tensor of no dimension before it is used.
     const bool copies = operation.copies || (tensor.dim() == 0 && as.operation == "aten::fill_");
     if (copies && as.inputs == Inputs::nan) return;
     take(as, tensor, count);
@@ -488,8 +488,8 @@ struct AnomalyWatch::State {
   ParameterNames names;
   std::unordered_map<c10::OperatorName, Traits> known;
   std::vector<Forward> forward;      // by sequence number, ascending
-  std::vector<Node> nodes;           // that run, the innermost last
-  std::vector<std::string> running;  // operators, the same
+  std::vector<Node> nodes;           // the nodes that run, the innermost last
+  std::vector<std::string> running;  // the operators that run, the innermost last
   std::string last_parameter;
   int64_t order = 0;
   std::optional<Anomaly> anomaly;

@@ -9,27 +9,30 @@
 //   }
 //
 // Note [What is an anomaly]
-// A watch sees the operators that its thread calls (at::RecordFunction), with their outputs. Each
-// output is looked at once, by a pass over its elements; inputs only where an output is not finite,
-// or where the operator overwrites them. The first operator with a NaN in its output is the
-// anomaly, whatever its inputs: the report says whether they were finite, had an infinity, or had
-// the NaN already (data, a parameter, a number that the program gave). A copy of what had one is no
-// news: the operator that uses it is told.
+// A watch sees the operators that its thread calls (at::RecordFunction), with their outputs. It
+// checks each output once, by a pass over its elements. It checks an input only if an output is not
+// finite, or before the operator overwrites the input. The first operator with a NaN in its output
+// is the anomaly, whatever its inputs are. The report says whether they were finite, had an
+// infinity, or had a NaN already (from data, a parameter, or a number that the program gave). An
+// operator that only copies a NaN is not reported; the operator that uses the copy is.
 //
-// An infinity alone is none. A mask of attention is full of them, and wants them: they come from a
-// number that is infinite itself, and softmax makes zeros of them. So one that an operator makes
-// from finite inputs is kept, and is the anomaly once a gradient of a leaf is infinite; what a NaN
-// comes from is told with it. Whether the loss is infinite the program knows: `first_infinity`.
+// An infinity alone is no anomaly. Masks of attention are full of infinities on purpose: the
+// program gives an infinite number, and softmax makes zeros of the masked entries. So the watch
+// only remembers the first operator that makes an infinity from finite inputs. That operator is the
+// anomaly if the gradient of a leaf is infinite later. If the first NaN comes from an infinity, the
+// report names both operators. Only the program knows whether the loss is infinite; it can then ask
+// `first_infinity`.
 //
-// Not looked at: memory that nobody has written yet (`empty`), views, and integers. An absent
-// parameter (stage 3) is not fetched to be looked at. A kernel that calls no operator shows nothing
-// but what others make of its result; libzero's own are shown (base/observed.h).
+// The watch does not check memory that nobody has written yet (`empty`), views, and integers. It
+// does not fetch an absent parameter (stage 3) to check it. Of a kernel that calls no operator it
+// sees only the results that other operators make of its result; libzero's own kernels appear as
+// operators (base/observed.h).
 //
 // Note [Where in the model]
-// An operator has no module. It is told by the parameter among its inputs (a view of it counts), or
-// by the parameter that was used last before it; in backward by that of the forward operator that
-// autograd's node belongs to, which both have the sequence number of. Parameters are known by their
-// storage.
+// An operator does not know its module. The report names the parameter among the operator's inputs
+// (a view of it counts), or else the parameter that was used last before it. For an operator in
+// backward it names the parameter of the forward operator that autograd's node belongs to; both
+// have the same sequence number. The watch recognises parameters by their storage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,14 +53,15 @@ struct Anomaly {
   /// The kind of numbers that the operator's inputs had.
   enum class Inputs : uint8_t { finite, infinity, nan, absent };
 
-  std::string operation;  ///< "aten::log"; empty: a gradient came so from where nothing is observed
-  /// The operator that the program called, where that has called this one: "aten::softmax".
+  std::string operation;  ///< "aten::log"; empty: no observed operator has made the gradient
+  /// The operator that the program called, if that has called this one: "aten::softmax".
   std::string within = {};
   bool backward = false;
   bool recomputed = false;  ///< a forward operator that runs in backward (zero::recompute)
   std::string node = {};    ///< autograd's, in backward: "LogBackward0"
-  std::string forward_operation = {};  ///< that the node belongs to, where that is known
-  /// Of an input, or of the forward operator's; else `after` is the last one that was used before.
+  std::string forward_operation = {};  ///< the operator that the node belongs to, if known
+  /// The parameter that the operator reads, or that the forward operator of its node reads. If it
+  /// is empty, `after` is the parameter that was used last before.
   std::string parameter = {};
   std::string after = {};
   std::vector<int64_t> sizes = {};
@@ -66,8 +70,8 @@ struct Anomaly {
   int64_t nans = 0;
   int64_t infinities = 0;
   Inputs inputs = Inputs::finite;
-  std::string input = {};  ///< the parameter among `inputs` that is not finite or absent, if it is
-  int64_t order = 0;       ///< of the operators since the last `clear`
+  std::string input = {};  ///< the input that `inputs` describes, if it is a parameter
+  int64_t order = 0;       ///< this operator's number since the last `clear`
 
   /// One sentence without its full stop, beginning with "forward: " or "backward: ".
   std::string text() const;
@@ -76,31 +80,33 @@ struct Anomaly {
 class AnomalyWatch {
  public:
   struct Options {
-    /// A backward pass of this thread in which an anomaly was found, or before it, ends with
-    /// NotFinite. For one rank: the others would wait for one that throws alone.
+    /// A backward pass of this thread throws NotFinite at its end if an anomaly was found in it or
+    /// before it. Use it with one rank only: other ranks would wait for the one that throws.
     bool throws = false;
   };
 
-  /// Watches the operators of this thread, and of backward passes on it, until it is destroyed;
-  /// names the parameters of a module (object, pointer, holder or TorchScript). Throws Error where
-  /// another one watches this thread.
+  /// Watches the operators of this thread, and of backward passes on it, until it is destroyed. The
+  /// model (object, pointer, holder or TorchScript) gives the names of the parameters. Throws Error
+  /// if another watch on this thread lives.
   template <ModelLike Model>
   explicit AnomalyWatch(const Model& model, Options options = {false})
       : AnomalyWatch(named_tensors(model), options) {}
   explicit AnomalyWatch(const NamedTensors& tensors = {}, Options options = {false});
-  /// On the thread that made it.
+  /// Must run on the thread that made the watch.
   ~AnomalyWatch();
   AnomalyWatch(const AnomalyWatch&) = delete;
   AnomalyWatch& operator=(const AnomalyWatch&) = delete;
 
-  /// The first operator with a NaN, or, where a leaf's gradient is infinite, with an infinity.
+  /// Returns the first operator with a NaN, or, if the gradient of a leaf is infinite, the first
+  /// one that made an infinity.
   const std::optional<Anomaly>& first() const;
-  /// The first operator that made an infinity from finite inputs; of itself no anomaly.
+  /// Returns the first operator that made an infinity from finite inputs. It is no anomaly by
+  /// itself.
   const std::optional<Anomaly>& first_infinity() const;
-  /// `first` in a sentence; behind `first_infinity`, where an input of it had an infinity. Empty
-  /// where there is none.
+  /// Returns a sentence about `first`. One about `first_infinity` precedes it if an input of
+  /// `first` had an infinity. The text is empty if there is no anomaly.
   std::string report() const;
-  /// Forgets what was found; once a step, say.
+  /// Forgets all findings. A program may call it once a step.
   void clear();
 
  private:

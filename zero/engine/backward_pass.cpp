@@ -12,9 +12,9 @@ namespace zero {
 
 namespace {
 
-// Says that an engine has marked the pass under way. LibTorch takes what it calls debug information
-// along to the threads on which autograd runs the graphs of a device. This kind of it is not one of
-// LibTorch's own.
+// Marks the pass under way as an engine's. LibTorch takes its debug information along to the
+// threads on which autograd runs the graphs of a device. This kind of debug information is not one
+// of LibTorch's own.
 constexpr auto kMark = static_cast<c10::DebugInfoKind>(0x7A);
 bool marked_here() { return c10::ThreadLocalDebugInfo::get(kMark) != nullptr; }
 
@@ -73,7 +73,7 @@ void BackwardPass::end() {
 // The pass, or `end`, has thrown.
 void BackwardPass::fail() {
   reduce_.abandon_backward();
-  // Some weights are updated from this pass already: the next call says that a checkpoint is to be
+  // This pass has updated some weights already: the next call says that a checkpoint must be
   // loaded.
   if (reduce_.handed_over()) return;
   reduce_.clear();
@@ -90,7 +90,7 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
             "Engine::backward inside a backward pass of this model that loss.backward() has begun "
             "(in a hook?). Call it after that pass.");
       }
-      ending->forget();  // autograd has not let go of it yet: it has thrown
+      ending->forget();  // autograd still holds it although its pass has thrown
       ending_.reset();
       fail();
     }
@@ -119,25 +119,25 @@ std::invoke_result_t<F> BackwardPass::leaving(F&& f) {
 
 void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
   leaving([&] {
-    const std::lock_guard lock(mutex_);  // the pass does not end between the two
+    const std::lock_guard lock(mutex_);  // the pass must not end between the two
     try {
       if (variable.grad().defined()) begin_unmarked();
     } catch (...) {
-      variable.mutable_grad() = at::Tensor();  // or the next pass would add to it
+      variable.mutable_grad() = at::Tensor();  // otherwise the next pass would add to it
       throw;
     }
     reduce_.arrive(parameter, variable);
   });
 }
 
-// A place does not begin a pass: torch::autograd::grad may ask for it, and its gradients are the
-// user's own.
+// Asking for a place does not begin a pass: torch::autograd::grad may ask, and its gradients are
+// the user's own.
 at::Tensor BackwardPass::place(int64_t parameter) {
   return leaving([&] { return reduce_.place(parameter); });
 }
 
-// Begins a pass, unless one is under way, or it is another engine's, or the gradient comes in none.
-// The caller holds the mutex.
+// Begins a pass. It does nothing if one is under way, if the pass is another engine's, or if the
+// gradient does not come in a pass. The caller holds the mutex.
 void BackwardPass::begin_unmarked() {
   if (marked_here() || torch::autograd::get_current_graph_task_id() < 0) return;
   if (marked_ || !ending_.expired()) return;

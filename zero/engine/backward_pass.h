@@ -4,20 +4,21 @@
 // Engine::backward and Engine::accumulate say where their pass begins and ends. A pass that the
 // user starts (`loss.backward()`) does not. It begins with the first gradient that comes for a
 // parameter, and ends when autograd calls back at the end of the graph that this gradient belongs
-// to. That is the whole pass, unless the first gradient comes in a pass inside it: where the last
-// layers of a model are recomputed by reentrant checkpoints, each of those is a pass of its own.
-// The sums are the same, but sharded gradients then cost one more reduction for each of them.
+// to. That is the whole pass, unless the first gradient comes in a pass inside it. If reentrant
+// checkpoints recompute the last layers of a model, each of those is a pass of its own. The sums
+// are the same, but sharded gradients then cost one more reduction for each of them.
 //
-// A pass that another engine has marked belongs to that engine alone. What it brings to the
-// parameters of this one is dropped (a GAN's generator, whose loss goes through the discriminator).
-// A pass that nobody has marked belongs to every engine that it brings gradients to, as users of
-// PyTorch expect.
+// A pass that another engine has marked belongs to that engine alone. Its gradients for the
+// parameters of this engine are dropped (a GAN's generator, whose loss goes through the
+// discriminator). A pass that nobody has marked belongs to every engine that it brings gradients
+// to, as users of PyTorch expect.
 //
 // At stages 2 and 3, and between hosts or on a device, gradients of an unmarked pass are reduced as
 // they come. So if a pass goes through several engines, or through checkpoints that make passes of
 // their own, it must reach the same parameters on every rank. One thread goes backward at a time.
 //
-// When a pass throws, autograd drops what it should have called back, and this ends the pass.
+// When a pass throws, autograd drops its callback without a call, and the callback's destructor
+// ends the pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,7 +40,7 @@ namespace zero {
 
 class BackwardPass final : public GradientSink {
  public:
-  /// All outlive this. Gradients go to `reduce`.
+  /// Gradients go to `reduce`. The arguments outlive this.
   BackwardPass(EnginePlan& plan, StepProgress& progress, ReduceFlow& reduce, UpdateFlow& update,
                UpdateSchedule& schedule)
       : plan_(plan), progress_(progress), reduce_(reduce), update_(update), schedule_(schedule) {}
@@ -47,8 +48,8 @@ class BackwardPass final : public GradientSink {
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
 
-  /// Makes what `passes` does one pass, of this engine alone. `holds` and `shared` are
-  /// GradientReduction::Pass's.
+  /// Runs `passes` as one backward pass that belongs to this engine alone. `holds` and `shared` are
+  /// those of GradientReduction::Pass.
   void run(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
 
   void arrive(int64_t parameter, const at::Tensor& variable) override;
@@ -73,7 +74,7 @@ class BackwardPass final : public GradientSink {
   UpdateFlow& update_;
   UpdateSchedule& schedule_;
   bool marked_ = false;
-  std::weak_ptr<Ending> ending_;  // of an unmarked pass under way
+  std::weak_ptr<Ending> ending_;  // the end of an unmarked pass under way
   std::recursive_mutex mutex_;    // autograd may run hooks on threads of its own
 };
 

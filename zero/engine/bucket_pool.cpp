@@ -36,11 +36,11 @@ at::Tensor BucketPool::make(int64_t bytes) {
       memory = group_.empty(bytes, at::kByte, Category::gradient_buckets);
     } catch (const OutOfMemory&) {
       if (free_.empty()) throw;
-      free_.clear();  // of other sizes
+      free_.clear();  // arrays of other sizes
       memory = group_.empty(bytes, at::kByte, Category::gradient_buckets);
     }
   }
-  wait_for(side_, mark);  // that stream may have used this memory before
+  wait_for(side_, mark);  // `side_` may have used this memory before
   return memory;
 }
 

@@ -2,9 +2,9 @@
 //
 // Note [Buckets]
 // Buckets of ordinary units have one size and are used again and again: while one is reduced, the
-// next one fills. A parameter that is too large for them is a unit by itself. Where its gradient
-// has the unit's shape it needs no bucket: it is reduced from where autograd left it, through the
-// group's small staging buffer.
+// next one fills. A parameter that is too large for them is a unit by itself. If its gradient has
+// the unit's shape it needs no bucket: it is reduced in autograd's own memory, through the group's
+// small staging buffer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,10 +32,9 @@ struct Bucket {
 /// slices, which are many times smaller. Steps after the first two allocate nothing.
 class BucketPool {
  public:
-  /// On a device memory is taken on `side`, and whoever takes an array runs after the one who had
-  /// it before. `bucket_bytes` is the size of the largest ordinary unit, `slice_bytes` that of its
-  /// slice in the widest dtype that slices have. Larger arrays are made as large as they are asked
-  /// for.
+  /// On a device memory is taken on `side`, and work on an array runs after the work of its earlier
+  /// user. `bucket_bytes` is the size of the largest ordinary unit, `slice_bytes` that of its slice
+  /// in the widest dtype that slices have. A larger array gets the size that is asked for.
   BucketPool(comm::Group& group, std::optional<c10::Stream> side, int64_t bucket_bytes,
              int64_t slice_bytes);
 
@@ -57,7 +56,7 @@ class BucketPool {
   int64_t bucket_bytes_;
   int64_t slice_bytes_;
   std::optional<c10::Stream> side_;
-  std::multimap<int64_t, StreamMemory> free_;  // by bytes; of equal ones the oldest first
+  std::multimap<int64_t, StreamMemory> free_;  // by bytes; if equal, the oldest first
 };
 
 }  // namespace zero

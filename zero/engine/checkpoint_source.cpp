@@ -1,5 +1,5 @@
-// Reads a checkpoint at any number of ranks: what a rank asks for is put together from the slices
-// that hold it.
+// Reads a checkpoint at any number of ranks: it puts the elements that a rank asks for together
+// from the slices that hold them.
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ optim::Sign sign_of(const Manifest::State& state) {
   return state.format == "8bit_positive" ? optim::Sign::positive : optim::Sign::either;
 }
 
-// The names of an optimizer's states.
+// Returns the names of an optimizer's states.
 std::set<std::string> moments_of(const Manifest::Parameter& parameter) {
   std::set<std::string> names;
   for (const auto& state : parameter.states) {
@@ -48,7 +48,7 @@ std::string described(const Manifest::Parameter& parameter) {
                      moments.empty() ? "no states" : fmt::format("{}", fmt::join(moments, ", ")));
 }
 
-// Throws CheckpointError where a checkpoint does not suit the model, naming both sides.
+// Throws CheckpointError, naming both sides, if a checkpoint does not suit the model.
 class Suits {
  public:
   Suits(const std::filesystem::path& folder, const Manifest& theirs) : folder_(folder) {
@@ -161,7 +161,7 @@ class SliceReader final : public StateSource {
   at::Tensor read(int64_t parameter, State state, Range elements) const override {
     const auto& from = theirs(parameter);
     const auto& plan = parts_.table.plan(parts_.layout.unit_of(parameter));
-    // Master weights have all bits; parameters of the same dtype may have been written since.
+    // Master weights have all bits, but parameters of the same dtype may have been written since.
     const auto* stored = from.find(name(parameter, state));
     if (state < State::first_moment) {
       const auto* master = from.find(kMaster);
@@ -216,7 +216,7 @@ class SliceReader final : public StateSource {
     return progress;
   }
 
-  // Returns elements of a state as they are stored: of codes, those of whole blocks.
+  // Returns elements of a state as they are stored; of 8-bit codes, the bytes of whole blocks.
   at::Tensor gather(size_t parameter, const Manifest::State& state, Range elements) const {
     const auto key = slice_key(state.name, manifest_.parameters[parameter].name);
     const auto entries = [&](int64_t count) {
@@ -239,7 +239,7 @@ class SliceReader final : public StateSource {
   }
 
   const SafetensorsReader& file(size_t index) const {
-    constexpr size_t kOpen = 64;  // of many files not all can be
+    constexpr size_t kOpen = 64;  // the most files that are open at once
     auto found = open_.find(index);
     if (found == open_.end()) {
       if (open_.size() == kOpen) open_.clear();

@@ -35,7 +35,8 @@ size_t row_of(Activity activity) {
   }
 }
 
-// A name as a JSON text: what is none, or may end one, is a question mark.
+// Returns a name as a JSON text. Quotes and backslashes are escaped; a byte that is not printable
+// ASCII becomes a question mark.
 std::string quoted(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {

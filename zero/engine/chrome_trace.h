@@ -16,9 +16,10 @@ struct RankSpans {
   std::vector<Span> spans;
 };
 
-/// A process for each rank, with rows for its computation (phases, in them operators and waits),
-/// gathers, reductions, updates, reads and writes of a disk, and control. Spans of a row that are
-/// under way at once are on as many lines. Times are microseconds from the first span on.
+/// Returns a trace with a process for each rank. A process has rows for computation (phases, with
+/// operators and waits in them), gathers, reductions, updates, reads and writes of a disk, and
+/// control. Spans of a row that overlap in time are on separate lines. Times are in microseconds
+/// since the first span.
 std::string chrome_trace(const std::vector<RankSpans>& ranks, int64_t dropped = 0);
 
 }  // namespace zero

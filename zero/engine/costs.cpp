@@ -23,7 +23,7 @@ const UnitPlan& plan_of(const PlannedStep& step, int64_t unit) {
   return step.units[static_cast<size_t>(unit)];
 }
 
-// A slice of padding alone is not updated.
+// A slice that has only padding is not updated.
 bool owns_some(const partition::Unit& unit, const UnitPlan& plan) {
   return std::any_of(unit.segments.begin(), unit.segments.end(), [&](const auto& segment) {
     return !partition::intersect(segment.range(), plan.owned).empty();
@@ -44,7 +44,7 @@ int64_t passes_of_update(const UnitPlan& plan) {
   return plan.reach == optim::Reach::element ? 1 : 2;
 }
 
-// The new parameters are shown to the other ranks that hold slices of them.
+// Returns whether the ranks show their new parameters to the other ranks that hold slices of them.
 bool publishes(const PlannedStep& step) {
   return step.sharded.optimizer && (!step.sharded.parameters || step.kept_on_hosts);
 }
@@ -64,7 +64,8 @@ MessageBytes reduce_scatter(const partition::Cluster& cluster, int64_t numel,
 partition::Wire raw(at::ScalarType dtype) { return {.bits = 8 * bytes(dtype)}; }
 
 // Adds the bytes that an update of a unit moves between device and host. An update on the device
-// fetches fp32 parameters from the host, unless it hides the new ones: then it has those of before.
+// fetches fp32 parameters from the host, unless new parameters lie apart: then it has those of the
+// update before.
 void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCosts& costs) {
   if (!plan.crosses()) return;
   const int64_t slice = plan.owned.size() * bytes(plan.dtype);
@@ -77,7 +78,7 @@ void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCos
     costs.update_up = passes_of_update(plan) * slice;
 }
 
-// Gradients on their way to where the update reads them.
+// Adds the bytes of gradients on their way to the place where the update reads them.
 void add_gradients(const PlannedStep& step, const UnitPlan& plan, paging::UnitCosts& costs) {
   const int64_t owned = plan.owned.size();
   if (plan.gradients_at == Tier::disk) {
@@ -134,8 +135,8 @@ void add(const MessageBytes& message, int64_t times, int64_t& sent, int64_t& lea
   leaves += times * message.leaves;
 }
 
-// Parameters of a unit to the other ranks. `shows`: the step ends with showing those of trained
-// units.
+// Adds the bytes of a unit's parameters to the other ranks. With `shows` the step ends by
+// publishing the units that it has trained.
 void add_gathers(const PlannedStep& step, const UnitPlan& plan, const UnitMessages& messages,
                  bool shows, TrafficFormula& sum) {
   if (!step.sharded.optimizer) return;
@@ -143,7 +144,7 @@ void add_gathers(const PlannedStep& step, const UnitPlan& plan, const UnitMessag
   const int64_t gathers = step.sharded.parameters ? 2 * step.passes : shown;
   auto& sent = sum.all_gather;
   auto& leaves = sum.all_gather_link;
-  if (step.kept_on_hosts) {  // once to each host, and then it is read there
+  if (step.kept_on_hosts) {  // once to each host, where they are read
     add(messages.gather_in_host, gathers - shown, sent, leaves);
     add(messages.gather, shown, sent, leaves);
   } else {
@@ -151,7 +152,7 @@ void add_gathers(const PlannedStep& step, const UnitPlan& plan, const UnitMessag
   }
 }
 
-// Gradients of a unit.
+// Adds the bytes of a unit's gradients.
 void add_reductions(const PlannedStep& step, const UnitPlan& plan, const UnitMessages& messages,
                     TrafficFormula& sum) {
   if (!step.sharded.optimizer) {
@@ -190,7 +191,8 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
 
 partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
   partition::LayoutMemory sum;
-  // The host gets what a rank updates; replicated gradients add up on the device before that.
+  // The host has the elements that a rank updates; replicated gradients add up on the device before
+  // that.
   const bool host = tier == Tier::host;
   const auto& at = step.sharded;
   const auto counted = partition::Placement{.parameters = at.parameters,
@@ -220,8 +222,8 @@ partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
     if (plan.factored_at() == tier) sum.optimizer += plan.factored_bytes;
     sum.padding += unit.padding;
     if (step.kept_on_hosts && tier == Tier::device) {
-      // The host's array lies in equal shares on its ranks; it has the slices too, but those that
-      // are kept apart.
+      // Each rank has an equal share of the host's array. That includes the slices, except those
+      // that lie apart.
       const auto& whole = step.layout.unit(u);
       const int64_t share = whole.bytes() / step.grid.ranks_a_host;
       const int64_t content = whole.content * whole.element_bytes;
@@ -232,7 +234,7 @@ partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
         sum.padding -= unit.parameters - content / step.layout.world_size();
       }
     }
-    // The losses of quantised sums are kept for the next ones.
+    // The rounding errors of quantised sums are stored for the next ones.
     const auto& link = plan.gradients.link;
     if (plan.trainable && link.quantised() && step.feedback && at.gradients && tier == Tier::device)
       sum.gradients +=
@@ -297,7 +299,7 @@ TrafficFormula step_traffic(const PlannedStep& step, bool updated) {
   const int64_t k = step.passes;
   const auto costs = unit_costs(step);
   const bool updates = updated || step.timing.keeps_old_states;
-  // Whoever ends updates that run beside what follows shows the units.
+  // If updates run beside other work, the code that ends them publishes the units.
   const bool shows = updated || step.timing.any_beside(step.units) || step.sharded.parameters;
   TrafficFormula sum;
   for (int64_t u = 0; u < step.layout.unit_count(); ++u) {

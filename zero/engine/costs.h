@@ -1,11 +1,11 @@
 // The costs of a step on one rank: memory by state and tier, messages by collective and link, bytes
 // between device, host and disk. All of it is computed from numbers: a layout, the units' plans and
 // a grid of ranks, for one rank or thousands, without an Engine, a Group or a tensor. The engine's
-// formulas, the simulated timeline and whoever plans a run call the same functions.
+// formulas, the simulated timeline and planners of runs call the same functions.
 //
 // Note [Costs]
-// Each unit has its bytes (paging::UnitCosts for what a device, a host, a disk and a link carry;
-// UnitMessages for collectives), and a step has so many of each:
+// Each unit has its bytes (paging::UnitCosts for a device, a host, a disk and a link; UnitMessages
+// for collectives), and a step has this many of each:
 //   gathers      stage 3: two for each of k passes, one for forward and one for backward;
 //                stages 1 and 2: one, of the updated parameters; stage 0: none
 //   reductions   stages 2 and 3: one for each pass; stages 0 and 1: one
@@ -32,7 +32,7 @@
 
 namespace zero {
 
-/// A step as it is planned: all that its costs follow from. `layout` and `units` outlive it.
+/// A planned step: all that its costs depend on. `layout` and `units` outlive it.
 struct PlannedStep {
   const partition::Layout& layout;
   const std::vector<UnitPlan>& units;
@@ -44,7 +44,7 @@ struct PlannedStep {
   /// Each of several hosts keeps all parameters: Note [Kept on a host] in
   /// window_units.cpp.
   bool kept_on_hosts = false;
-  /// Quantised sums keep what they have lost for the next ones.
+  /// The rounding errors of a quantised sum are added to the next one.
   bool feedback = false;
   /// Stage 3: operators read units where they lie, so that a gather sends nothing.
   bool in_place = false;
@@ -52,16 +52,17 @@ struct PlannedStep {
   std::vector<PassBatch> pass_batches{};
 };
 
-/// The step of `units`, which plan_units has made of the same model, configuration and grid. On a
-/// device parameters are gathered by copying (`in_place` is false).
+/// Returns the step of `units`, which plan_units has made of the same model, configuration and
+/// grid. On a device parameters are gathered by copying (`in_place` is false).
 PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
                          const ModelShape& model, const Config& config,
                          const partition::RankGrid& grid);
 
-/// Bytes of this rank's states on one tier, the device or the host, with padding: what the ledger
-/// shows, byte for byte.
+/// Returns the bytes of this rank's states on one tier, the device or the host, with padding. The
+/// ledger shows the same, byte for byte.
 partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier);
-/// Bytes of this rank's states on its disk: whole pages, and twice where an array has two copies.
+/// Returns the bytes of this rank's states on its disk: whole pages, twice if an array has two
+/// copies.
 int64_t disk_bytes(const PlannedStep& step);
 
 /// One message of a unit, as this rank sends it.
@@ -84,11 +85,12 @@ struct UnitMessages {
 };
 UnitMessages unit_messages(const PlannedStep& step, int64_t unit);
 
-/// By unit: the bytes that the simulated timeline moves. Between hosts the link is a host's, which
-/// its ranks share; on one host it is a rank's.
+/// Returns, by unit, the bytes that the simulated timeline moves. Between hosts a link is a host's,
+/// and its ranks share it; on one host each rank has a link.
 std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step);
 
-/// The bytes of a step that updates, or of one that leaves its update out.
+/// Returns the bytes of a step that updates, or (`updated` false) of one that leaves its update
+/// out.
 TrafficFormula step_traffic(const PlannedStep& step, bool updated = true);
 
 }  // namespace zero

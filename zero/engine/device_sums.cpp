@@ -3,9 +3,9 @@
 // Note [Slices in activations' memory]
 // Sharded gradients do not exist between the update and the next reduction, and this is when
 // activations take the most memory. So a slice is made when its unit is reduced, in memory that the
-// activations behind it have left. It goes when the step is over, or, where updates run in
+// activations of later layers have left. It is freed when the step is over, or, if updates run in
 // backward, when its update is done. A gradient that is a unit by itself is reduced in its own
-// memory: the slice stays there, and the rest of the memory is given back.
+// memory: the slice stays there, and the rest of the memory is freed.
 #include <utility>
 
 #include "zero/base/host_memory.h"
@@ -78,7 +78,7 @@ class DeviceSums : public GradientSums {
   }
 
  protected:
-  // The category of a slice that is made when it is reduced.
+  // Returns the category of a slice that is made when it is reduced.
   virtual Category category() const { return Category::gradients; }
 
   // Returns whether the sum takes the place of the slice in the bucket, which is then a gradient.
@@ -106,11 +106,11 @@ class DeviceSums : public GradientSums {
   }
 
  private:
-  // If sums are doubled: the ones that the update reads, of the step before or of the one after.
+  // If sums are doubled, these are the ones that the update reads or the ones of the next step.
   std::vector<at::Tensor> other_;
 };
 
-// Sums are handed over for an update in backward. A sum that it does not want stays.
+// Hands sums over for updates in backward. A sum that the update does not want stays.
 class HandedSums final : public DeviceSums {
  public:
   HandedSums(const ReductionContext& context, const std::vector<int64_t>& units,

@@ -1,12 +1,12 @@
 // Slices on a disk.
 //
 // Note [Parameters on disk]
-// A slice on disk comes through two levels (ZeRO-Infinity, 2104.07857, section 6.1): every rank
+// A slice on disk comes through two levels (ZeRO-Infinity, 2104.07857, section 6.1). Every rank
 // reads its own slice, 1/N of the unit, so the disks of all hosts work for each unit; then the
-// group gathers. The pager names the gathers to come (`expect`), so that the reads run ahead of the
-// gathers, and the gathers ahead of the operators. A rank that is alone reads straight to where the
-// unit is wanted, where that is memory of the host; a device gets the slice from a buffer, as in
-// Note [Parameters on the host].
+// group gathers. The pager names the gathers to come (`expect`), so that reads run ahead of
+// gathers, and gathers ahead of operators. A rank that is alone reads straight to the unit's place,
+// if that is in the host's memory. A device gets the slice from a buffer, as in Note [Parameters on
+// the host].
 #include <ATen/ceil_div.h>
 
 #include <algorithm>
@@ -41,13 +41,13 @@ class BufferedSlices final : public SliceSource {
  private:
   struct Buffer {
     at::Tensor memory;
-    StreamMark sent;  // behind the copy to the device of the last slice in it
+    StreamMark sent;  // marks the end of the last slice's copy to the device
   };
   struct Read {
     Buffer buffer;
     store::Transfer transfer;
   };
-  // With the mutex held:
+  // The caller of these holds the mutex.
   void start(int64_t unit);
   void leave_ahead(int64_t unit);
   Buffer take_buffer(int64_t bytes);
@@ -55,11 +55,11 @@ class BufferedSlices final : public SliceSource {
   StateTable& table_;
   LateUpdates& updates_;
   DiskReads options_;
-  std::mutex mutex_;             // of what follows
+  std::mutex mutex_;             // guards the members below
   std::vector<Read> reads_;      // by unit
-  std::list<int64_t> ahead_;     // units that are read and not gathered yet, oldest first
-  int64_t ahead_bytes_ = 0;      // of those
-  std::vector<Buffer> buffers_;  // that no slice is in
+  std::list<int64_t> ahead_;     // units that have been read and not gathered yet, oldest first
+  int64_t ahead_bytes_ = 0;      // bytes of `ahead_`
+  std::vector<Buffer> buffers_;  // those that hold no slice
 };
 
 at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
@@ -80,7 +80,7 @@ at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
   return place;
 }
 
-// The buffer serves the next slice.
+// Frees the buffer for the next slice.
 void BufferedSlices::release(int64_t unit) {
   const std::lock_guard lock(mutex_);
   auto read = std::exchange(reads_[static_cast<size_t>(unit)], {});
@@ -119,8 +119,8 @@ void BufferedSlices::leave_ahead(int64_t unit) {
   ahead_bytes_ -= table_.transfer_bytes(unit, State::parameters);
 }
 
-// Slices of ordinary units share buffers of one size; a larger slice has its own, so that no small
-// one ever holds that.
+// Slices of ordinary units share buffers of one size. A larger slice has a buffer of its own, so
+// that no small slice ever holds such a buffer.
 BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
   const int64_t whole = at::round_up(std::max(bytes, options_.slice_bytes), store::kAlignment);
   const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& buffer) {
@@ -135,7 +135,7 @@ BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
   if (table_.device().is_cpu())
     return {.memory = table_.group().empty(whole, at::kByte, Category::offload_buffers),
             .sent = {}};
-  // Pinned memory need not begin where a disk wants it.
+  // A disk wants aligned addresses, and pinned memory need not begin at one.
   auto memory = pinned_zeros(whole + store::kAlignment, at::kByte, table_.device(), table_.ledger(),
                              Category::host_buffers);
   const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.data_ptr()));
@@ -143,7 +143,7 @@ BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
           .sent = {}};
 }
 
-// Reads the slices of a rank that is alone, which are whole units, to where they are wanted.
+// Reads the slices of a rank that is alone, which are whole units, straight to their place.
 class DirectSlices final : public SliceSource {
  public:
   DirectSlices(StateTable& table, LateUpdates& updates)

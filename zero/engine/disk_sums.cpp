@@ -1,5 +1,5 @@
-// Sums of sharded gradients on disk: they are written as they are reduced, and the update reads
-// them with the other states. The sum of an earlier micro-batch is read, added to and written
+// Sums of sharded gradients on disk. Each sum is written as soon as it is reduced, and the update
+// reads it with the other states. For a later micro-batch the sum is read, added to and written
 // again.
 #include <deque>
 #include <utility>
@@ -27,7 +27,7 @@ class DiskSums final : public GradientSums {
     const int64_t unit = reduction.unit;
     auto sum = std::move(reduction.sum);
     if (reduction.adds) {
-      wait();  // this unit's sum may be one of those that are written
+      wait();  // this unit's sum may be among those being written
       auto read = table().start_read(unit, State::gradients, sum.mutable_data_ptr());
       table().wait(read);
       add_output(sum, reduction);
@@ -63,7 +63,7 @@ class DiskSums final : public GradientSums {
   }
 
  private:
-  static constexpr size_t kWrites = 1;  // at a time
+  static constexpr size_t kWrites = 1;  // the most that run at a time
   struct Write {
     at::Tensor memory;
     store::Transfer transfer;

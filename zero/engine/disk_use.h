@@ -7,10 +7,10 @@ namespace zero {
 
 /// States of one rank on disk.
 struct DiskUse {
-  int64_t bytes = 0;    ///< reserved there
+  int64_t bytes = 0;    ///< reserved on the disk
   int64_t read = 0;     ///< bytes since construction
-  int64_t written = 0;  ///< the same
-  double wait_ms = 0;   ///< that this rank has spent waiting for it
+  int64_t written = 0;  ///< bytes since construction
+  double wait_ms = 0;   ///< milliseconds for which this rank has waited for its disk
 };
 
 }  // namespace zero

@@ -1,6 +1,6 @@
-// Reads what Engine::save wrote before checkpoints had a manifest: "libzero sharded states 1". A
-// file of each rank has the elements that it owned, by unit, so that it loads at the same stage,
-// ranks and unit size alone.
+// Reads files that Engine::save wrote before checkpoints had a manifest: "libzero sharded states
+// 1". The file of a rank has the elements that the rank owned, by unit, so it loads only at the
+// same stage, ranks and unit size.
 #include <ATen/ceil_div.h>
 #include <fmt/format.h>
 
@@ -63,7 +63,7 @@ class ShardSource final : public StateSource {
     const auto& plan = parts_.table.plan(u);
     if (state == State::master && (plan.dtype == at::kFloat || plan.narrow))
       state = State::parameters;
-    // Elements of the parameter become elements of the cell, and these its entries.
+    // These turn elements of the parameter into elements of the cell, and those into its entries.
     const int64_t first = parts_.layout.segment_of(parameter).offset - plan.owned.begin;
     if (plan.is_coded(state))
       elements.end = elements.begin + at::round_up(elements.size(), optim::kCodedBlock);

@@ -11,11 +11,11 @@
 // some rank had a gradient for in the step before, with zeros where none has come. Units that are
 // new in this step are reduced when it ends.
 //
-// This assumes that one pass brings the last gradients of a step. If gradients come again for
-// units that have been reduced (a second loss, `backward` several times before `step`, a weight
-// that reentrant checkpoints share), they add up in a bucket, whose sum over ranks is added to the
+// This assumes that one pass brings the last gradients of a step. If gradients come again for units
+// that have been reduced (a second loss, `backward` several times before `step`, a weight that
+// reentrant checkpoints share), they add up in a bucket, whose sum over ranks is added to the
 // unit's when the step ends. From then on all units are reduced when the step ends. The same
-// follows if zero_grad drops what has been reduced early. Mostly the first step tells.
+// follows if zero_grad drops gradients that were reduced early. Mostly the first step shows it.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,15 @@ class EarlyReductions {
  public:
   explicit EarlyReductions(bool on) : on_(on) {}
 
-  /// All ranks reduce early.
+  /// Returns whether all ranks reduce early.
   bool on() const { return on_; }
-  /// The pass under way is the step's last one, and its gradients are reduced as they come.
+  /// Returns whether the pass under way is the step's last one, and its gradients are reduced as
+  /// they come.
   bool in_last_pass() const { return phase_ == Phase::last_pass; }
-  /// The units that are expected in a step's last pass have been reduced, or are about to be.
+  /// Returns whether the units that are expected in a step's last pass have been reduced, or are
+  /// about to be.
   bool begun() const { return phase_ == Phase::begun; }
-  /// This rank has met what speaks against reducing early.
+  /// Returns whether this rank has seen a reason not to reduce early.
   bool refuses() const { return refuses_; }
 
   /// A pass begins. `last`: no other pass of this step follows, as far as is known. `holds`: it

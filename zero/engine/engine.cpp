@@ -63,7 +63,8 @@ Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config 
   if (pager() == nullptr) impl_->plan.model().allow_take_over([this] { release(); });
 }
 
-// A forked child has a copy: threads, files, shared memory and peers are its parent's.
+// A forked child has a copy of the engine, but threads, files, shared memory and peers are its
+// parent's.
 Engine::~Engine() {
   const auto& impl = impl_.shared();
   if (!impl) return;
@@ -111,7 +112,7 @@ std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
 
 namespace {
 
-// Gradients of what `passes` runs go to the table.
+// Runs `passes`, whose gradients go to the table.
 void run_pass(const EnginePlan& plan, const MemoryBudget& memory, const Flows& flows, bool holds,
               const std::vector<int64_t>& shared, const std::function<void()>& passes) {
   const Timeline::Scope phase(*plan.group().accounts().timeline, Activity::backward);
@@ -188,7 +189,8 @@ at::Tensor Engine::scale(const at::Tensor& loss) {
 }
 
 at::Tensor Engine::loss_gradient(const at::Tensor& loss) const {
-  // Not of the loss's own dtype, which may not hold the number: infinity is an overflow like any.
+  // The number is not made in the loss's own dtype, which may not hold it: infinity is an overflow
+  // like any other.
   const auto wide = loss.options().dtype(at::kFloat).requires_grad(false);
   return at::full_like(loss, impl_->progress.loss_factor(), wide).to(loss.scalar_type());
 }
@@ -200,7 +202,7 @@ double clipping_factor(double norm, double largest) {
   return largest > 0 && norm > largest ? std::min(1.0, largest / (norm + 1e-6)) : 1;
 }
 
-// Lowers or raises the loss scale, where there is one.
+// Lowers or raises the loss scale, if there is one.
 void adapt_loss_scale(bool finite, StepProgress& progress, ReduceFlow& reduce, StepResult& result) {
   auto& scale = progress.loss_scale();
   if (!scale) return;
@@ -214,7 +216,7 @@ void adapt_loss_scale(bool finite, StepProgress& progress, ReduceFlow& reduce, S
         result.loss_scale));
   }
   result.next_loss_scale = scale->value();
-  // They are of gradients at the old scale.
+  // The losses of sums belong to gradients at the old scale.
   if (result.next_loss_scale != result.loss_scale) reduce.forget_losses();
 }
 
@@ -248,7 +250,7 @@ StepResult Engine::step(bool update) {
   if (auto* pages = pager()) change.emplace(*pages);
   flows.reduce().finish();
   StepResult result{.boundary = true, .step = progress.steps()};
-  // The one place where gradients are scaled: sums over ranks and micro-batches become the mean.
+  // Only here are gradients scaled: sums over ranks and micro-batches become the mean.
   double scale = progress.mean_scale();
   const auto& rates = impl.hyper_parameters;
   auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units(),
@@ -270,7 +272,7 @@ StepResult Engine::step(bool update) {
   }
   if (result.updated) scale *= clipping_factor(result.grad_norm, config().gradient_clipping);
   flows.gather().settle();
-  flows.schedule().finish();  // of the step before, where they are delayed
+  flows.schedule().finish();  // the delayed updates of the step before
   progress.restart();         // from here on nothing is refused
   flows.writes().commit();
   flows.writes().invalidate();
@@ -292,7 +294,7 @@ StepResult Engine::step(bool update) {
   if (result.updated && feedback && progress.steps() % feedback->reset_every == 0)
     flows.reduce().forget_losses();
   plan.model().synchronize_buffers(impl.buffer_policy, group());
-  // A step that was skipped has not had the memory that an update takes.
+  // A step that was skipped has not allocated the memory that an update takes.
   if (result.updated) impl.memory.spend(flows);
   impl.recording.end_step(result.updated, flows);
   adapt_loss_scale(global.finite, progress, flows.reduce(), result);
@@ -306,7 +308,7 @@ void Engine::zero_grad() {
 
 void Engine::drop_gradients() {
   const auto& reduce = impl_->flows.reduce();
-  // A step that was refused has left its gradients, too.
+  // A step that was refused has left gradients too.
   bool any = impl_->progress.passed() || impl_->progress.micro_batches_left() == 0;
   if (reduce.drops_together())
     any = comm::any_rank(group(), any || reduce.has_begun(), "passes to drop");

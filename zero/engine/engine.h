@@ -60,50 +60,52 @@ struct StepResult {
   double grad_norm = 0;
   /// Number of updates applied so far.
   int64_t step = 0;
-  /// The loss scale of this step, and of the next; 1 where losses are not scaled.
+  /// The loss scale of this step, and of the next; 1 if losses are not scaled.
   double loss_scale = 1;
   double next_loss_scale = 1;
 };
 
 class Engine {
  public:
-  /// Takes over the model's parameters: broadcasts rank 0's values, lays them out, shards what the
-  /// stage shards. The model keeps its tensors; at stage 3 their bytes come and go. `group` may be
-  /// shared by several engines. Collective. Throws ConfigError for a configuration or parameter
-  /// groups that make no sense, CommError, OutOfMemory, StoreError; the model then is as it was,
-  /// but for rank 0's values on all ranks (bf16 once the last arrays were being made), and where a
-  /// disk fails while parameters move to it (stage 3): using those says so.
+  /// Takes over the model's parameters: broadcasts rank 0's values, lays them out, and shards the
+  /// states that the stage shards. The model keeps its tensors; at stage 3 their bytes come and go.
+  /// Several engines may share `group`. Collective. Throws ConfigError for a configuration or
+  /// parameter groups that make no sense, CommError, OutOfMemory or StoreError. The model is then
+  /// as it was, except that all ranks may have rank 0's values (in bf16 if the last arrays were
+  /// being made already). If a disk fails while parameters move to it (stage 3), any use of those
+  /// parameters throws an error that says so.
   ///
-  /// Parameters are Float, BFloat16, or with Config::fp16 Half; those that share their memory are
-  /// one. With Config::bf16 (fp16) Float ones become BFloat16 (Half), but not those of a module
-  /// with running statistics (batch norm: buffers `running_mean`, `running_var` in Float), which
-  /// computes in fp32. Buffers keep their dtype.
+  /// Parameters are Float or BFloat16, or Half with Config::fp16. Tensors that share their memory
+  /// are one parameter. With Config::bf16 (fp16) Float parameters become BFloat16 (Half), except
+  /// those of a module with running statistics (batch norm: buffers `running_mean`, `running_var`
+  /// in Float), which computes in fp32. Buffers keep their dtype.
   ///
-  /// A model belongs to one engine at a time. Where another engine that lives has it and does not
-  /// shard its parameters (stages 0 to 2), this one takes it over with its values, and any further
-  /// use of the other but its destruction throws: `engine = std::make_unique<Engine>(model, ...)`
-  /// works. At stage 3 that is a ConfigError; so is a model whose parameters went with an engine of
-  /// stage 3.
+  /// A model belongs to one engine at a time. If another live engine has it and does not shard its
+  /// parameters (stages 0 to 2), this one takes it over with its values. The other engine can then
+  /// only be destroyed; any other use of it throws. So `engine = std::make_unique<Engine>(model,
+  /// ...)` works. If the other engine is at stage 3, this throws ConfigError; so it does for a
+  /// model whose parameters were lost with an engine of stage 3.
   ///
-  /// Parameters and buffers that the engine took over must stay so: a parameter whose storage was
-  /// replaced since (Module::to, set_data), that was unfrozen, or registered later (where the
-  /// module was given as a pointer or holder), is an Error by `backward` or `step` that names it.
-  /// One that is frozen later stays as it is, moments included, until it is unfrozen.
+  /// Parameters and buffers that the engine took over must stay as they are. `backward` or `step`
+  /// throws an Error that names a parameter if its storage was replaced since (Module::to,
+  /// set_data), if it was unfrozen, or if it was registered later (found where the module was given
+  /// as a pointer or holder). A parameter that is frozen later keeps its value and its moments
+  /// until it is unfrozen.
   ///
-  /// The memory that the host allocator keeps of the old tensors goes back to the system, and the
+  /// The memory that the host allocator keeps from the old tensors goes back to the system, and the
   /// peaks of the allocator and of the group's ledger begin anew.
   template <ModelLike Model>
   Engine(const Model& model, Optimizer optimizer, Config config = {},
          std::shared_ptr<comm::Group> group = comm::single())
       : Engine(named_tensors(model), {ParameterGroup{.optimizer = optimizer, .rest = true}},
                std::move(config), std::move(group)) {}
-  /// With parameter groups, each with an optimizer of its own.
+  /// Takes parameter groups, each with an optimizer of its own.
   template <ModelLike Model>
   Engine(const Model& model, std::vector<ParameterGroup> groups, Config config = {},
          std::shared_ptr<comm::Group> group = comm::single())
       : Engine(named_tensors(model), std::move(groups), std::move(config), std::move(group)) {}
-  /// With the optimizer of the configuration's `optimizer` section. Throws ConfigError if there is
-  /// none.
+  /// Takes the optimizer from the configuration's `optimizer` section. Throws ConfigError if there
+  /// is none.
   template <ModelLike Model>
   Engine(const Model& model, const Config& config,
          std::shared_ptr<comm::Group> group = comm::single())
@@ -111,142 +113,149 @@ class Engine {
   Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
          std::shared_ptr<comm::Group> group);
   /// Gives replicated parameters (stages 0 to 2) back to the model. At stage 3 the parameters stay
-  /// sharded and any further use of one throws an error that says so: export them before; and,
-  /// since peers may still be reading this rank's shards, it is collective there, except while an
-  /// exception unwinds.
+  /// sharded, and any further use of one throws an error that says so: export them before. There
+  /// the destructor is collective, since peers may still be reading this rank's shards, except
+  /// while an exception unwinds.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   /// Runs loss.backward() and takes the gradients: `.grad` is empty afterwards. May be called
-  /// several times before `step`; all gradients add up. With a scaled loss they are those of the
-  /// loss times the loss scale; the loss itself is as it was. Collective at stages 2 and 3
-  /// (reduce-scatter of each unit as it becomes ready), and between hosts or on a device at stages
-  /// 0 and 1, in the step's last pass (Note [Early reductions] in early_reductions.h).
+  /// several times before `step`; all gradients add up. If losses are scaled, the gradients are
+  /// those of the loss times the loss scale; `loss` itself does not change. Collective at stages 2
+  /// and 3 (reduce-scatter of each unit as it becomes ready), and between hosts or on a device at
+  /// stages 0 and 1, in the step's last pass (Note [Early reductions] in early_reductions.h).
   ///
-  /// A pass that throws, as OutOfMemory, takes the gradients of the step so far with it: the
+  /// A pass that throws, for example OutOfMemory, drops the gradients of the step so far: the
   /// accumulation begins anew. Training can go on if the pass has thrown at the same place on all
   /// ranks; at stages 0 and 1 also if all ranks call `zero_grad` or `drop_gradients` after it.
   /// (With update_in_backward some weights have changed: load a checkpoint.)
   ///
-  /// LibTorch's `loss.backward()` does the same, at the first gradient, for every engine that it
-  /// brings gradients to: Note [Passes] in backward_pass.h. It cannot scale the loss (`scale`), and
-  /// is in no phase of the timeline.
+  /// LibTorch's `loss.backward()` does the same for every engine that it brings gradients to, from
+  /// the first gradient on: Note [Passes] in backward_pass.h. It does not scale the loss (`scale`
+  /// does), and no phase of the timeline shows it.
   ///
-  /// Gradients that another engine's `backward` brings to these parameters (a GAN's generator's,
-  /// whose loss goes through this model) are no part of the step: they are dropped as they come, at
-  /// every stage. To train two parts of a model by one loss give one engine two parameter groups,
-  /// or call loss.backward(). A `step` that has nothing but such gradients throws an Error.
+  /// Another engine's `backward` may bring gradients to these parameters: a GAN's generator does,
+  /// whose loss goes through this model. They are no part of the step and are dropped as they come,
+  /// at every stage. To train two parts of a model by one loss, give one engine two parameter
+  /// groups, or call loss.backward(). A `step` that has only such gradients throws an Error.
   void backward(const at::Tensor& loss);
-  /// For `engine.scale(loss).backward()`: the loss times what `backward` begins with, as the loss
-  /// is scaled now. Throws nothing; without it loss.backward() of a loss that is to be scaled
-  /// (Config::scales_loss) throws Error.
+  /// Returns the loss times the factor with which `backward` begins, for
+  /// `engine.scale(loss).backward()`. If losses are scaled (Config::scales_loss), loss.backward()
+  /// without it throws Error. `scale` throws nothing.
   at::Tensor scale(const at::Tensor& loss);
-  /// Takes the gradients also of parameters on which the program has set a post-accumulate hook
-  /// since the last pass; that hook is called before. Each pass does so when it begins; before
-  /// loss.backward() it is needed where the hook is on the parameter whose gradient comes first.
+  /// Sets the engine's hooks again. It then also takes the gradients of parameters on which the
+  /// program has set a post-accumulate hook since the last pass; the program's hook runs before.
+  /// Each pass does this when it begins. Call it before loss.backward() if the hook is on the
+  /// parameter whose gradient comes first.
   void rehook();
-  /// Several backward passes as one, for a model whose micro-batches all pass one layer before the
-  /// next (train/layer_major.h does that for any model that shows its layers). `passes` runs
-  /// torch's backward as often as it needs for `micro_batches` micro-batches, and calls
-  /// `layer_done` whenever the parameters used so far have their gradients: then the units of these
-  /// are reduced, once for all micro-batches; those that several layers use (`shared`: a tied
-  /// weight) at the end. A gradient that comes later than that all the same costs a reduction more.
-  /// `step` counts the last of the micro-batches, as after `backward`. Gradients of a loss begin
-  /// with `loss_gradient`. Throws ConfigError unless
-  /// Config::layer_major_accumulation is set, for more micro-batches than the step has left, or for
-  /// a shared tensor that is no parameter. Collective at stages 2 and 3.
+  /// Runs several backward passes as one, for a model whose micro-batches all pass one layer before
+  /// the next (train/layer_major.h does that for any model that shows its layers). `passes` runs
+  /// torch's backward as often as `micro_batches` micro-batches need. It calls `layer_done`
+  /// whenever all parameters used so far have their gradients; the engine then reduces their units,
+  /// once for all micro-batches. It reduces the units of parameters that several layers use
+  /// (`shared`: a tied weight) at the end. A gradient that comes later than that costs one more
+  /// reduction. As after `backward`, `step` counts the last of the micro-batches. Gradients of a
+  /// loss must begin with `loss_gradient`. Throws ConfigError unless
+  /// Config::layer_major_accumulation is set, for more micro-batches than the step has left, and
+  /// for a shared tensor that is no parameter. Collective at stages 2 and 3.
   void accumulate(int64_t micro_batches,
                   const std::function<void(const std::function<void()>& layer_done)>& passes,
                   const std::vector<at::Tensor>& shared = {});
   /// Returns the gradient that backward begins with, in the loss's shape and dtype: one, or the
   /// loss scale over the micro-batches of a step if losses are scaled (Config::scales_loss).
   at::Tensor loss_gradient(const at::Tensor& loss) const;
-  /// Counts a micro-batch; at every gradient_accumulation_steps-th call reduces what is left,
-  /// clips, updates and publishes the new parameters. Gradients are divided by ranks and
-  /// micro-batches, and by the loss scale. A gradient that is infinite or NaN on any rank leaves
-  /// the update out on all (StepResult::updated), and in fp16 lowers the loss scale; where that is
-  /// at its minimum already it throws NotFinite, with weights and states as they were (StepWatch
-  /// tells what made it). Collective at the boundary. A call that is refused (an open
-  /// zero::Gathered scope at stage 3) changes nothing and may be made again.
-  /// Without `update` nothing is updated whatever the gradients are, as where one is not finite:
-  /// for a step that is to be left out for its loss. Throws Error where backward has updated
-  /// weights already (update_in_backward).
+  /// Counts a micro-batch. Every gradient_accumulation_steps-th call reduces the gradients that are
+  /// left, clips, updates and publishes the new parameters. Gradients are divided by the numbers of
+  /// ranks and micro-batches, and by the loss scale. If a gradient is infinite or NaN on any rank,
+  /// no rank updates (StepResult::updated), and in fp16 the loss scale falls. If the loss scale is
+  /// at its minimum already, `step` throws NotFinite and leaves weights and states as they were
+  /// (StepWatch finds the cause). Collective at the boundary. A call that throws because of an open
+  /// zero::Gathered scope at stage 3 changes nothing and may be made again.
+  ///
+  /// With `update` false nothing is updated whatever the gradients are: use it to leave a step out
+  /// because of its loss. It throws Error if backward has updated weights already
+  /// (update_in_backward).
   StepResult step(bool update = true);
   /// Drops the gradients of the step so far, in memory, on the host and on disk: the accumulation
   /// begins anew. To be called by every rank in the same place; collective where reductions may
   /// have begun in a backward pass, at stages 0 and 1 between hosts and on a device. Throws Error
   /// between backward and step with update_in_backward, which has used them.
   void zero_grad();
-  /// As `zero_grad` where some rank has had a pass since the last `step`, else nothing: right
-  /// behind `step` it keeps what that has counted, so a loop that accumulates may call it
-  /// everywhere.
+  /// Does the same as `zero_grad` if some rank has had a pass since the last `step`, and else
+  /// nothing. Right after `step` it keeps the micro-batches that `step` has counted, so a loop that
+  /// accumulates may call it anywhere.
   void drop_gradients();
-  /// Completes the updates that `step` has left under way (update_in_forward, delayed updates);
-  /// whatever reads or writes states by name does so itself. Collective.
+  /// Completes the updates that `step` has left under way (update_in_forward, delayed updates).
+  /// Functions that read or write states by name do so themselves. Collective.
   void complete_update();
 
-  /// The largest norm of the mean gradient from the next step on; 0: none is clipped. The same on
-  /// every rank. Throws ConfigError for a negative one.
+  /// Sets the largest norm of the mean gradient, from the next step on; 0 clips nothing. Must be
+  /// the same on every rank. Throws ConfigError if it is negative.
   void set_gradient_clipping(double norm);
-  /// The learning rate of group `index` from the next update on. What a group of Muon trains with
-  /// AdamW is a group of its own behind those that were given: it follows, at the same ratio, and
-  /// may be set after.
+  /// Sets the learning rate of group `index` from the next update on. The parameters of a Muon
+  /// group that AdamW trains are a group of their own behind the given groups. Its learning rate
+  /// follows, at the same ratio, and may be set afterwards.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
-  /// The hyper-parameters of group `index`, with the learning rate in force.
+  /// Returns the hyper-parameters of group `index`, with the learning rate in force.
   Optimizer optimizer(size_t index = 0) const;
   /// Sets the hyper-parameters of group `index` from the next update on, its learning rate among
-  /// them: for schedules of betas, momentum or weight decay. The same on every rank. Throws
-  /// ConfigError for a value that cannot be used, and for another optimizer than the group has or
+  /// them: for schedules of betas, momentum or weight decay. Must be the same on every rank. Throws
+  /// ConfigError for a value that cannot be used, for another optimizer than the group has, and for
   /// one with other states (SGD without momentum for SGD with it); the group then stays as it was.
-  /// What a group of Muon trains with AdamW follows.
+  /// The parameters of a Muon group that AdamW trains follow.
   void set_optimizer(const Optimizer& optimizer, size_t index = 0);
-  /// `set_optimizer` with other betas. Throws ConfigError where the group's optimizer has none.
+  /// Does the same as `set_optimizer` with other betas. Throws ConfigError if the group's optimizer
+  /// has none.
   void set_betas(double beta1, double beta2, size_t index = 0);
   size_t group_count() const;
-  /// The L2 norm of the mean gradient of each group's parameters, before clipping; NaN where a
-  /// gradient is not finite. A pass over the gradients. Between a step's last backward and `step`:
-  /// Error elsewhere, ConfigError with update_in_backward. The same on every rank, and bit for
-  /// bit where the gradients are. Collective.
+  /// Returns the L2 norm of the mean gradient of each group's parameters, before clipping; NaN if a
+  /// gradient is not finite. It takes a pass over the gradients. Call it between a step's last
+  /// backward and `step`: elsewhere it throws Error, and with update_in_backward ConfigError. The
+  /// result is the same on every rank, and equal bit for bit wherever the gradients are.
+  /// Collective.
   std::vector<double> group_norms();
 
-  /// A backward pass has ended since the last `step` or `zero_grad`.
+  /// Returns whether a backward pass has ended since the last `step` or `zero_grad`.
   bool passed() const;
-  /// Micro-batches that `step` has counted since the last boundary.
+  /// Returns the micro-batches that `step` has counted since the last boundary.
   int64_t micro_batches() const;
 
-  /// Sets the policy of buffers from the next step on; it is BufferPolicy::per_rank at first, and
-  /// the same on every rank.
+  /// Sets the policy of buffers from the next step on; it is BufferPolicy::per_rank at first. Must
+  /// be the same on every rank.
   void set_buffer_policy(BufferPolicy policy);
   BufferPolicy buffer_policy() const;
 
-  // Full states by name, at any stage, in fp32, with the parameter's shape. Collective; every rank
-  // gets (and gives) the same. Throws ConfigError for an unknown name (naming the nearest), a
-  // frozen parameter's gradient or state, or another shape; Error between backward and step with
-  // update_in_backward.
+  // The next functions read and write full states by name, at any stage, in fp32, with the
+  // parameter's shape. They are collective; every rank gets (and gives) the same. They throw
+  // ConfigError for an unknown name (naming the nearest), for a frozen parameter's gradient or
+  // state, and for another shape. Between backward and step with update_in_backward they throw
+  // Error.
 
-  /// The fp32 (master) parameter.
+  /// Returns the fp32 (master) parameter.
   at::Tensor parameter(std::string_view name);
-  /// The mean gradient over ranks and micro-batches so far, before clipping; undefined tensor where
-  /// no rank has one. Between backward and step.
+  /// Returns the mean gradient over ranks and micro-batches so far, before clipping; an undefined
+  /// tensor if no rank has one. Call it between backward and step.
   at::Tensor gradient(std::string_view name);
-  /// An optimizer state by a name of optim::state_names: "exp_avg", "momentum_buffer", ... Where
-  /// Adafactor factors it, "row_var" or "col_var", whose last dimension, or the one before, is 1.
+  /// Returns an optimizer state by a name of optim::state_names: "exp_avg", "momentum_buffer", ...
+  /// States that Adafactor factors are "row_var", whose last dimension is 1, and "col_var", whose
+  /// last but one is.
   at::Tensor optimizer_state(std::string_view name, std::string_view state);
-  /// By parameter, in the order of parameter_names: 1 where some rank has had a gradient since the
-  /// last step. Completes what is under way, as `gradient`.
+  /// Returns, by parameter in the order of parameter_names, 1 if some rank has had a gradient since
+  /// the last step. Like `gradient`, it completes reductions under way.
   std::vector<uint8_t> gradients_present();
-  /// The same of the step that ended last, one that was skipped too. Not collective.
+  /// Returns the same for the step that ended last, even if that was skipped. Not collective.
   const std::vector<uint8_t>& gradients_used() const;
   void set_parameter(std::string_view name, const at::Tensor& value);
   void set_gradient(std::string_view name, const at::Tensor& value);
   void set_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
 
-  /// Updates that a parameter has had, which Adam's correction of its moments depends on. Not
-  /// collective.
+  /// Returns the number of updates that a parameter has had, on which Adam's correction of its
+  /// moments depends. Not collective.
   int64_t parameter_steps(std::string_view name) const;
-  /// Sets them, the same on every rank; `steps` becomes the most of any parameter. Between steps.
+  /// Sets that number, which must be the same on every rank; `steps` becomes the largest of all
+  /// parameters. Call it between steps.
   void set_parameter_steps(std::string_view name, int64_t count);
 
   /// Calls `visit` with each full parameter in registration order, in the model's dtype, on rank 0
@@ -274,64 +283,67 @@ class Engine {
   /// CheckpointError on every rank if any has failed: the earlier checkpoint stays then too, and
   /// the states of the engine are as they are.
   void complete_save();
-  /// Reads what `save` wrote, at any number of ranks, stage, unit size and tier, and with other
-  /// dtypes of parameters, master weights and moments, which are rounded where they get fewer bits;
-  /// of a parameter that was frozen then moments and step count begin at zero. Every byte is
-  /// checked before. Drops the step of now, also one that has failed. Returns what this rank had
-  /// attached; where more ranks load than have saved, ranks beyond those take texts and buffers of
-  /// rank modulo their number. What earlier versions saved loads at the same stage, ranks and unit
-  /// size. Collective. Throws on every rank, and changes nothing: DamagedCheckpoint if a file is
-  /// missing or not as it was written, CheckpointError if it is of another model (names or shapes)
-  /// or of another kind of optimizer.
+  /// Reads a checkpoint of `save`, at any number of ranks, stage, unit size and tier. Parameters,
+  /// master weights and moments may have other dtypes than before, and are rounded where they get
+  /// fewer bits. Moments and step counts of parameters that were frozen then begin at zero. Every
+  /// byte is checked before anything changes. The step under way is dropped, even if it has failed.
+  /// Returns the texts that this rank had attached. If more ranks load than have saved, each rank
+  /// beyond those takes the texts and buffers of the rank with its number modulo the number that
+  /// saved. A checkpoint of an earlier version loads only at the same stage, ranks and unit size.
+  /// Collective. Throws on every rank and changes nothing: DamagedCheckpoint if a file is missing
+  /// or not as it was written, CheckpointError if it is of another model (names or shapes) or of
+  /// another kind of optimizer.
   Attached load(const std::string& folder);
   /// Writes the full fp32 parameters and optimizer states, and rank 0's buffers, to one safetensors
   /// file (rank 0 writes, one unit at a time). Collective.
   void save_full(const std::string& file);
-  /// Reads what `save_full` wrote, at any stage and number of ranks. Collective.
+  /// Reads a file of `save_full`, at any stage and number of ranks. Collective.
   void load_full(const std::string& file);
-  /// Begins anew from the parameters in a safetensors file: one that `save_full` wrote, or any with
-  /// a tensor of the same shape, in a floating-point dtype, for each parameter under one of its
-  /// names; buffers, too, as far as it has them. Others in it are passed over. Moments and step
-  /// counts begin at zero. Collective. Throws CheckpointError and changes nothing if a parameter is
-  /// missing or has another shape.
+  /// Begins anew from the parameters in a safetensors file. `save_full` may have written it, or any
+  /// program: for each parameter it must have a tensor of the same shape, in a floating-point
+  /// dtype, under one of the parameter's names. Buffers are read if the file has them, and other
+  /// tensors are ignored. Moments and step counts begin at zero. Collective. Throws CheckpointError
+  /// and changes nothing if a parameter is missing or has another shape.
   void load_weights(const std::string& file);
 
-  /// The parameters that ranks should hold the same of and do not: of whole ones (stages 0 to 2),
-  /// or with replicas of shards (mics_shard_size); none where nothing is held twice. By checksums:
-  /// 8 bytes a unit are exchanged, and a pass over the parameters is made. Between a backward and
-  /// its `step`, or between steps. Collective; the same on every rank.
+  /// Returns the parameters that ranks should hold equally and do not. It compares whole parameters
+  /// (stages 0 to 2) or replicas of shards (mics_shard_size), and returns none if nothing is
+  /// held twice. It takes a pass over the parameters, and the ranks exchange checksums, 8 bytes a
+  /// unit. Call it between a backward and its `step`, or between steps. Collective; the result is
+  /// the same on every rank.
   std::vector<Divergence> diverged_parameters();
 
   const Config& config() const;
   comm::Group& group();
-  /// Updates applied so far.
+  /// Returns the number of updates applied so far.
   int64_t steps() const;
-  /// The loss scale of the next step; 1 where losses are not scaled.
+  /// Returns the loss scale of the next step; 1 if losses are not scaled.
   double loss_scale() const;
-  /// Parameters of the model (Psi), frozen ones included; tied ones count once.
+  /// Returns the number of parameters of the model (Psi), frozen ones included; tied ones count
+  /// once.
   int64_t parameter_count() const;
   const partition::Layout& layout() const;
-  /// Names as the model registered them, in order, tied ones once.
+  /// Returns the names as the model registered them, in order, tied ones once.
   std::vector<std::string> parameter_names() const;
   /// Returns the bytes of this rank's states by formula, padding included: equals the ledger's
   /// `parameters`, `gradients` and `optimizer`.
   partition::LayoutMemory memory_formula() const;
-  /// The same of what lies in the host tier: the ledger's `host_parameters`, `host_gradients` and
-  /// `host_optimizer`.
+  /// Returns the same for the host tier: it equals the ledger's `host_parameters`, `host_gradients`
+  /// and `host_optimizer`.
   partition::LayoutMemory host_memory_formula() const;
-  /// Returns the bytes of a step that updates, or of one that was skipped (StepResult::updated),
-  /// which lacks the bytes that updates read, write and show. Updates that backward makes and
-  /// `step` takes back (update_in_backward) count, though those of units that overflow themselves
-  /// are not made.
+  /// Returns the bytes of a step that updates, or (`updated` false) of one that was skipped
+  /// (StepResult::updated): then the bytes that updates read, write and publish are missing.
+  /// Updates that backward makes and `step` takes back (update_in_backward) count, although those
+  /// of units that overflow themselves are not made.
   TrafficFormula traffic_formula(bool updated = true) const;
-  /// This rank's states on disk; all zero where there are none. Updates under way are counted as
-  /// far as they are.
+  /// Returns the use of this rank's disk; all is zero if it has none. Updates under way count as
+  /// far as they have come.
   DiskUse disk() const;
   /// Returns the bytes that this rank's device and its host have exchanged since construction.
   HostTraffic host_traffic() const;
-  /// The error of a device that has no room left, as LibTorch's operators throw it in a forward
-  /// pass, with what is held there and the cheapest change of the configuration that frees enough.
-  /// Backward passes and steps throw such an OutOfMemory themselves.
+  /// Returns `error`, with a list of the device's contents and the cheapest change of the
+  /// configuration that frees enough. LibTorch's operators throw `error` in a forward pass when a
+  /// device has no room left. Backward passes and steps throw such an OutOfMemory themselves.
   ///
   ///   try {
   ///     loss = model->forward(x);
@@ -339,31 +351,31 @@ class Engine {
   ///     throw engine.explained(error);
   ///   }
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
-  /// Stage 3's pager; null where parameters are replicated.
+  /// Returns stage 3's pager; null if parameters are replicated.
   paging::Pager* pager();
-  /// Records the step that begins now, or the next that updates where that does not: which units
-  /// its operators use and how much these compute, and which of them reductions follow. Operators
-  /// are observed until then, which makes them a little longer. On the thread that trains. Throws
-  /// ConfigError where parameters are replicated.
+  /// Records the step that begins now, or the next one that updates if this one does not: which
+  /// units its operators use, how much they compute, and after which of them a unit is reduced.
+  /// Until then operators are observed, which slows them a little. Call it on the thread that
+  /// trains. Throws ConfigError if parameters are replicated.
   void record_schedule();
   /// Returns the step that was recorded last, with this rank's bytes, for zero/paging/simulation.h;
-  /// null before one was.
+  /// null before the first one.
   const paging::StepSchedule* schedule() const;
 
  private:
   friend class Gathered;
   static std::vector<ParameterGroup> groups_of(const Config& config);
   struct Impl;
-  // Until another engine takes the model over; throws Error after that.
+  // Gives access to the engine until another engine takes the model over; throws Error after that.
   class Held {
    public:
     explicit Held(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
     Impl* operator->() const { return &**this; }
     Impl& operator*() const;
-    /// For a scope that may outlive the engine.
+    /// Returns the owner, for a scope that may outlive the engine.
     const std::shared_ptr<Impl>& shared() const { return impl_; }
     void reset() { impl_.reset(); }
-    /// Never ends it.
+    /// Leaves the engine in memory for ever.
     void abandon();
 
    private:

@@ -30,7 +30,7 @@ paging::Pager* Engine::pager() { return impl_->flows.gather().pager(); }
 void Engine::set_buffer_policy(BufferPolicy policy) { impl_->buffer_policy = policy; }
 BufferPolicy Engine::buffer_policy() const { return impl_->buffer_policy; }
 
-// Hyper-parameters.
+// The functions for hyper-parameters.
 
 void Engine::set_gradient_clipping(double norm) {
   if (!(norm >= 0)) {
@@ -92,7 +92,7 @@ std::vector<Divergence> Engine::diverged_parameters() {
   return zero::diverged_parameters(impl_->plan, impl_->flows);
 }
 
-// Costs, by formula and as they were.
+// The functions for costs, by formula and as counted.
 
 partition::LayoutMemory Engine::memory_formula() const {
   return state_memory(impl_->plan.step(), Tier::device);

@@ -28,7 +28,7 @@ struct Engine::Impl {
 
   OwnerProcess owner{};
   std::unique_ptr<ShownOperators> shown{};  // on the thread that made this
-  EnginePlan plan;                          // what was decided, before anything is made
+  EnginePlan plan;                          // the decisions, made before anything else
   StepProgress progress{plan};              // micro-batches, steps and the loss scale
   HyperParameters hyper_parameters{plan.model()};
   MemoryBudget memory{plan};

@@ -20,7 +20,7 @@ Config validated(Config config) {
 }
 
 Config with_tiers(Config config, const Model& model, int ranks, int64_t available) {
-  // Units are gathered in the device's own memory there, not in the host's.
+  // A device gathers units in its own memory, not in the host's.
   if (is_asynchronous(model.device())) return config;
   auto size = step_size(model.shape(), ranks);
   size.available = available;

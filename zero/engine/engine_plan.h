@@ -15,7 +15,7 @@ namespace zero {
 /// lie, on which tier, in which form, and when they are updated.
 class EnginePlan {
  public:
-  /// Throws ConfigError where the configuration, the model and the parameter groups do not suit
+  /// Throws ConfigError if the configuration, the model and the parameter groups do not suit
   /// each other or the ranks. All ranks decide the same. Collective.
   EnginePlan(NamedTensors tensors, const std::vector<ParameterGroup>& groups, Config config,
              std::shared_ptr<comm::Group> ranks);
@@ -28,7 +28,7 @@ class EnginePlan {
   const UpdateTiming& timing() const { return timing_; }
   const std::vector<UnitPlan>& units() const { return units_; }
   bool trainable(int64_t unit) const { return units_[static_cast<size_t>(unit)].trainable; }
-  /// All ranks. Arrays are gathered over `placement().shards`.
+  /// Returns the group of all ranks. Arrays are gathered over `placement().shards`.
   comm::Group& group() const { return *placement_.all; }
   /// Returns the bytes that the host has left for a rank: the same number on all ranks.
   int64_t available() const { return available_; }
@@ -42,7 +42,7 @@ class EnginePlan {
     return planned_step(layout_, units_, model_.shape(), config_, placement_.planned().grid);
   }
 
-  /// The largest norm of the mean gradient from the next step on.
+  /// Sets the largest norm of the mean gradient from the next step on.
   void set_gradient_clipping(double norm) { config_.gradient_clipping = norm; }
 
  private:

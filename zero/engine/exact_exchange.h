@@ -12,9 +12,10 @@
 
 namespace zero {
 
-/// Adds up each of `sums` over `ranks` ranks, which have as many in the same order: the same bits
-/// on all (Note [Exact sums] in zero/optim/exact_sum.h). `gather(all, mine)` is a blocking
-/// all-gather of (ranks * n) and (n) Long. Sum consists of 64-bit words, and has add(const Sum&).
+/// Adds up each of `sums` over `ranks` ranks. All ranks give as many, in the same order, and get
+/// the same bits (Note [Exact sums] in zero/optim/exact_sum.h). `gather(all, mine)` is a blocking
+/// all-gather of Long arrays: `mine` (n), `all` (ranks * n). Sum consists of 64-bit words, and has
+/// add(const Sum&).
 template <class Sum, class Gather>
 void add_over_ranks(std::vector<Sum>& sums, int ranks, const Gather& gather) {
   using Words = std::array<int64_t, sizeof(Sum) / sizeof(int64_t)>;

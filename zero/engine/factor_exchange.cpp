@@ -36,8 +36,8 @@ void FactorExchange::add_batch(const PassBatch& planned) {
   batches_.push_back(std::move(batch));
 }
 
-// Calls put(offset, numel) for what the slice of a rank meets, in the order of its message: ranges
-// of the batch's arrays.
+// Calls put(offset, numel) for the ranges of the batch's arrays that the slice of a rank meets, in
+// the order of the rank's message.
 template <class Put>
 void FactorExchange::for_each_part(const Batch& batch, int rank, const Put& put) const {
   for (const auto& matrix : batch.matrices) {
@@ -48,7 +48,8 @@ void FactorExchange::for_each_part(const Batch& batch, int rank, const Put& put)
   }
 }
 
-// An array of the batch that all ranks have put together, from zero on.
+// Returns an array of the batch, which begins as zeros and into which the parts of all ranks are
+// merged.
 template <class T, class Merge>
 at::Tensor FactorExchange::gathered(const Batch& batch, const at::Tensor& own,
                                     std::string_view label, const Merge& merge) const {

@@ -1,5 +1,5 @@
-// Between the passes of parameters whose second moments are factored: what the ranks tell each
-// other of the rows and columns of their slices. Note [Sums by rows and columns] in
+// The exchange between the two passes of parameters whose second moments are factored: the ranks
+// tell each other about the rows and columns of their slices. Note [Sums by rows and columns] in
 // zero/optim/factors.h.
 #pragma once
 
@@ -19,21 +19,22 @@ namespace zero {
 
 class FactorExchange {
  public:
-  /// Both outlive this.
+  /// Both arguments outlive this.
   FactorExchange(const StateTable& table, FactoredStates& states)
       : group_(table.group()), layout_(table.layout()), table_(table), states_(states) {}
 
-  /// Takes a batch. Batches are numbered from 0 on; those of another reach have nothing here.
+  /// Adds a batch; the first one has number 0. A batch of another reach than Reach::factors is
+  /// empty here.
   void add_batch(const PassBatch& planned);
 
   /// An update of a parameter under way.
   struct Turn {
-    int64_t step = 0;  ///< 0: it has none
+    int64_t step = 0;  ///< 0: it has no update
     Adafactor optimizer{};
   };
-  /// After the first passes of a batch: new rows and columns, and directions (by unit, owned
-  /// elements) in the place of gradients, whose squares are added to `norms`. `turns` and `norms`
-  /// are by parameter. Collective where the batch is sliced.
+  /// Computes the new rows and columns of a batch after its first passes. `directions` has, by
+  /// unit, the gradients of the owned elements, and directions take their place; their squares are
+  /// added to `norms`. `turns` and `norms` are by parameter. Collective if the batch is sliced.
   void exchange(size_t batch, const std::vector<Turn>& turns,
                 const std::vector<at::Tensor>& directions,
                 std::vector<optim::ParameterNorms>& norms);
@@ -46,9 +47,9 @@ class FactorExchange {
   struct Batch {
     std::vector<Matrix> matrices{};
     int64_t count = 0;    ///< rows and columns
-    int64_t message = 0;  ///< how many of them a rank sends; 0: nothing is exchanged
+    int64_t message = 0;  ///< how many of them a rank sends; 0: the ranks exchange nothing
   };
-  // Elements of a parameter that are in a part of its unit, and in the slice of a rank.
+  // Return the elements of a parameter that are in a part of its unit, and in the slice of a rank.
   optim::Interval part_of(const Matrix& matrix, partition::Range of_unit) const;
   optim::Interval of_rank(const Matrix& matrix, int rank) const;
   optim::Interval owned(const Matrix& matrix) const;

@@ -22,7 +22,7 @@ FactoredStates::FactoredStates(const EnginePlan& plan)
     entries_[static_cast<size_t>(p)] = Entry{*std::move(factors), {}};
   }
   for (const size_t at : {0, 1}) {
-    if (numel[at] == 0) {  // of matrices without elements
+    if (numel[at] == 0) {  // the matrices have no elements
       memory_[at] = at::zeros({0}, at::TensorOptions(at::kFloat));
       continue;
     }

@@ -1,5 +1,4 @@
-// Parameters as flat arrays: the elements in the order in which the storage holds them; and how the
-// units that they lie in are called.
+// Parameters as flat arrays, with the elements in the order of the storage; and labels of units.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,31 +13,33 @@
 
 namespace zero {
 
-/// All elements of a dense tensor, in storage order, as a 1-D view of it.
+/// Returns all elements of a dense tensor as a 1-D view, in storage order.
 inline at::Tensor flat_view(const at::Tensor& tensor) {
   return tensor.detach().as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
-/// `value` (of `like`'s shape, any dtype) as a 1-D array of `dtype` in the storage order of `like`.
+/// Returns `value` (of `like`'s shape, any dtype) as a 1-D array of `dtype` in the storage order of
+/// `like`.
 inline at::Tensor flattened(const at::Tensor& value, const at::Tensor& like, at::ScalarType dtype) {
   auto dense = at::empty_strided(like.sizes(), like.strides(), at::TensorOptions().dtype(dtype));
   dense.copy_(value.detach());
   return dense.as_strided({like.numel()}, {1});
 }
 
-/// The 1-D array `flat`, in the storage order of `like`, as a contiguous tensor of its shape.
+/// Returns the 1-D array `flat`, in the storage order of `like`, as a contiguous tensor of its
+/// shape.
 inline at::Tensor unflattened(const at::Tensor& flat, const at::Tensor& like) {
   return flat.as_strided(like.sizes(), like.strides(), flat.storage_offset())
       .clone(at::MemoryFormat::Contiguous);
 }
 
-/// "unit 3 (h.0.mlp.c_fc.weight)": the number and the first parameter, for people.
+/// Returns "unit 3 (h.0.mlp.c_fc.weight)", for people: the number and the first parameter.
 inline std::string unit_label(const partition::Layout& layout, int64_t unit) {
   const auto first = static_cast<size_t>(layout.unit(unit).segments.front().parameter);
   return "unit " + std::to_string(unit) + " (" + layout.parameters()[first].name + ")";
 }
 
-/// The labels of all units, each behind `prefix`.
+/// Returns the labels of all units, each after `prefix`.
 inline std::vector<std::string> unit_labels(const partition::Layout& layout,
                                             const std::string& prefix = "") {
   std::vector<std::string> labels;

@@ -20,13 +20,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A module that stands in no tree.
+// The number of no module.
 constexpr int kNone = -1;
 constexpr int kModel = 0;
 
-// Gradients that libzero computes in forward already: they are no part of it.
+// Gradients that libzero computes in forward already do not count as forward.
 constexpr std::string_view kGradientInForward = "zero::linear_cross_entropy_gradient";
-// How LibTorch's own range around a node of autograd begins.
+// The name of LibTorch's own range around a node of autograd begins so.
 constexpr std::string_view kAround = "autograd::engine::evaluate_function";
 
 bool copies(std::string_view name) {
@@ -45,7 +45,7 @@ struct Running final : at::ObserverContext {
   int module = kNone;
   bool outermost = false;
   bool counts = false;
-  bool hides = false;  // what is in it is not counted
+  bool hides = false;  // operators inside it do not count
   int64_t used_before = 0;
   OperatorCost cost;
   Clock::time_point begin;
@@ -69,7 +69,7 @@ struct FlopsProfiler::State {
     bool numbered = false;
     FlopsCount own{};
   };
-  // A copy of a parameter. The weak reference keeps its address from being given to another.
+  // A copy of a parameter. While the weak reference lives, no other storage gets the same address.
   struct Copy {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     int module = kModel;
@@ -89,7 +89,7 @@ struct FlopsProfiler::State {
     }
   }
 
-  // The module that has the tensor of this name, with those around it.
+  // Returns the module that has the tensor of this name; makes it and those around it if needed.
   int module_named(const std::string& tensor) {
     int module = kModel;
     for (size_t begin = 0, dot = 0; (dot = tensor.find('.', begin)) != std::string::npos;
@@ -110,7 +110,7 @@ struct FlopsProfiler::State {
 
   Module& of(int module) { return modules[static_cast<size_t>(module)]; }
 
-  // The deepest that holds both.
+  // Returns the deepest module that holds both.
   int common(int a, int b) {
     while (a != b) {
       if (of(a).depth < of(b).depth) std::swap(a, b);
@@ -119,9 +119,9 @@ struct FlopsProfiler::State {
     return a;
   }
 
-  // --- Whose an operator is ---
+  // --- The module of an operator ---
 
-  // The module of the parameters among the inputs.
+  // Returns the module of the parameters among the inputs.
   int module_read(c10::ArrayRef<const c10::IValue> inputs) {
     int module = kNone;
     for (const auto& input : inputs) {
@@ -143,7 +143,7 @@ struct FlopsProfiler::State {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
 
-  // Gives away what belongs to a module between the last one used and `next`.
+  // Adds the counts between the last module used and `next` to the module that they belong to.
   void use(int next) {
     int module = last == kNone || next == kNone ? kModel : common(last, next);
     if (last != kNone && next != kNone) {
@@ -212,7 +212,7 @@ struct FlopsProfiler::State {
     }
     if (running.module != kNone && copies(range.name())) remember_copy(range, running.module);
     if (!running.outermost) return;
-    // One whose inner operators alone read a parameter is the last one's.
+    // If only inner operators have read a parameter, the operator belongs to the last module used.
     const int module =
         running.module == kNone && used != running.used_before ? last : running.module;
     count_of(module).ms += std::chrono::duration<double, std::milli>(time).count();
@@ -262,13 +262,13 @@ struct FlopsProfiler::State {
   std::vector<int> module_of_name;
   std::vector<Module> modules;  // parents first
   std::unordered_map<const void*, Copy> parameter_copies;
-  FlopsCount between;  // the last parameter and the next one
-  int last = kNone;    // module whose parameter was used
-  int64_t used = 0;    // how often one was
-  int outer = kNone;   // module of the outermost operator that runs
-  int depth = 0;       // operators that run
-  int counting = 0;    // of them, those that count
-  int hidden = 0;      // of them, those that hide what is in them
+  FlopsCount between;  // counted between the last parameter and the next one
+  int last = kNone;    // the module whose parameter was used last
+  int64_t used = 0;    // how often a parameter was used
+  int outer = kNone;   // the module of the outermost operator that runs
+  int depth = 0;       // the number of operators that run
+  int counting = 0;    // those of them that count
+  int hidden = 0;      // those of them that hide the operators inside them
   std::optional<ThreadObserver<State>> observer{
       std::in_place, *this, ThreadObserver<State>::Scopes{at::RecordScope::FUNCTION}, true,
       "A second zero::FlopsProfiler on this thread while another one counts: stop that one first."};

@@ -11,7 +11,7 @@ namespace zero {
 
 namespace {
 
-// "87.2 G" of 87,213,000,000.
+// Makes "87.2 G" of 87,213,000,000.
 std::string short_number(double value) {
   constexpr std::array<const char*, 6> kUnits{"", " K", " M", " G", " T", " P"};
   size_t unit = 0;
@@ -26,7 +26,7 @@ std::string per_second(double flops) {
   const auto number = short_number(flops);
   return number + (number.find(' ') == std::string::npos ? " FLOP/s" : "FLOP/s");
 }
-// Returns the rate of so many FLOPs in so many milliseconds, in words.
+// Returns the rate of `flops` in `ms` milliseconds, in words.
 std::string rate(double flops, double ms) { return ms > 0 ? per_second(1000 * flops / ms) : "-"; }
 
 std::string grouped_by_number(std::string_view name) {
@@ -58,7 +58,7 @@ void add_kinds(const ModuleFlops& module, size_t depth, int64_t deepest,
   for (const auto& child : module.children) add_kinds(child, depth + 1, deepest, all);
 }
 
-// The largest kinds of one depth, by what `value` gives: "h.* (12) 85.1 M (68 %)".
+// Returns a line about the kinds of one depth with the largest `value`: "h.* (12) 85.1 M (68 %)".
 template <class Value, class Text>
 std::string largest(std::vector<ModuleKind> kinds, int64_t count, double whole, const Value& value,
                     const Text& text) {

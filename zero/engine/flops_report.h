@@ -9,14 +9,14 @@
 
 namespace zero {
 
-/// A rank's passes of one step. What is 0 is not known, and left out of the report.
+/// The passes of one rank in one step. A value of 0 is not known, and is left out of the report.
 struct StepFlops {
   int64_t step = 0;
-  int ranks = 1;  ///< that do the same
+  int ranks = 1;  ///< ranks that do the same work
   /// The part of forward that backward does again: DeepSpeed's recompute_fwd_factor.
   double recompute_factor = 0;
   double step_ms = 0;       ///< the whole step
-  double tokens_per_s = 0;  ///< of all ranks
+  double tokens_per_s = 0;  ///< all ranks together
   /// FLOP/s that a rank's matrix products reach at best, while the other ranks' run too.
   double peak = 0;
   ModuleFlops model{};
@@ -25,15 +25,16 @@ struct StepFlops {
   double backward_factor() const { return 2 + recompute_factor; }
   /// Returns the FLOPs of forward and backward.
   double flops() const { return (1 + backward_factor()) * static_cast<double>(model.total.flops); }
-  /// Model FLOPs utilisation: the matrix products of forward and backward (recomputed ones do not
-  /// count), over those that the processor could have done in the step's time. 0: not known.
+  /// Returns the model FLOPs utilisation: the matrix products of forward and backward (recomputed
+  /// ones do not count), over those that the processor could have done in the step's time. 0: not
+  /// known.
   double mfu() const;
 };
 
 struct FlopsReportOptions {
   /// How deep the table goes; the model is at 0. -1: to the innermost modules.
   int64_t module_depth = -1;
-  int64_t top_modules = 1;  ///< of each depth, the largest ones
+  int64_t top_modules = 1;  ///< how many of the largest, for each depth
   bool detailed = true;     ///< the table of modules; else the largest ones alone
 };
 
@@ -43,12 +44,12 @@ struct ModuleKind {
   int64_t modules = 0;
   FlopsCount total{};
 };
-/// By depth, to the `depth`th (-1: all), in the order of the model.
+/// Returns the kinds at each depth down to `depth` (-1: all), in the order of the model.
 std::vector<std::vector<ModuleKind>> kinds_by_depth(const ModuleFlops& model, int64_t depth = -1);
 
-/// Lines of text: totals, the largest modules of each depth, a table of modules.
+/// Returns lines of text: totals, the largest modules of each depth, a table of modules.
 std::string flops_report(const StepFlops& step, const FlopsReportOptions& options = {});
-/// The totals alone.
+/// Returns the totals alone.
 std::string flops_totals(const StepFlops& step);
 
 }  // namespace zero

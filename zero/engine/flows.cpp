@@ -17,7 +17,8 @@ namespace zero {
 
 namespace {
 
-// Collective where states live on disk: a rank whose disk cannot hold them fails all.
+// Makes the disk tier. Collective if states live on disk: a rank whose disk cannot hold them fails
+// all.
 std::unique_ptr<store::DiskTier> make_disk(const EnginePlan& plan) {
   const auto& config = plan.config();
   const auto& section = config.offload_optimizer;
@@ -43,7 +44,7 @@ std::unique_ptr<store::DiskTier> make_disk(const EnginePlan& plan) {
 
 }  // namespace
 
-// Everything that may be refused has been refused; from here on the model changes.
+// All refusals have come before this; from here on the model changes.
 Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hyper_parameters,
              MemoryBudget& memory, const StepRecording& recording)
     : link_(plan.model().device()) {
@@ -58,8 +59,8 @@ Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hy
     make_table(plan);
     factored_ = std::make_unique<FactoredStates>(plan);
     make_gather(plan, memory, recording);
-    // At stage 3 the arrays of gradients are slices, and most come later: so nothing is left to be
-    // refused once parameters move.
+    // At stage 3 the arrays of gradients are slices, and most are made later. So they are made
+    // first: once parameters move, nothing may be refused any more.
     const auto make_reduce = [&] { reduce_ = std::make_unique<ReduceFlow>(plan, *table_); };
     if (plan.placement().sharded.parameters) make_reduce();
     move_in(plan);
@@ -79,7 +80,7 @@ Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hy
 
 void Flows::make_table(const EnginePlan& plan) {
   const auto& shards = *plan.placement().shards;
-  // Every rank has a device of its own: where there is one, units are copied to it.
+  // A device has memory of its own on every rank, so units are copied to it.
   const bool shares =
       plan.model().device().is_cpu() && (plan.config().device_memory == 0 || shards.size() == 1);
   const bool one_host = shards.topology().hosts == 1;
@@ -126,7 +127,7 @@ void Flows::move_parameters(const EnginePlan& plan) {
     if (parameter.scalar_type() != unit.dtype) parameter.set_data(table_->narrowed(u, parameter));
     gather_->take(i, parameter);
   };
-  std::exception_ptr failed;  // on this rank alone: the others' broadcasts go on
+  std::exception_ptr failed;  // on this rank only; it still takes part in the others' broadcasts
   for (int64_t i = 0; i < model.size(); ++i) {
     model.settle_values(i, plan.group());
     if (failed) continue;
@@ -145,8 +146,8 @@ void Flows::start(EnginePlan& plan, MemoryBudget& memory) {
   auto& model = plan.model();
   gather_->start(model.parameters(), *schedule_);
   model.settle(gather_->pager() != nullptr, *pass_);
-  // A step does not hold what the construction held. The memory of the tensors as they were goes
-  // back to the system, and the peaks begin anew.
+  // A step does not need the memory that the construction needed. The memory of the old tensors
+  // goes back to the system, and the peaks begin anew.
   HostAllocator::instance().trim();
   HostAllocator::instance().reset_peaks();
   reset_peak_memory(model.device());

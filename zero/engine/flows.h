@@ -21,8 +21,8 @@ namespace zero {
 
 class Flows {
  public:
-  /// Makes them and moves the model's values in. Where that fails, the model can say so. All
-  /// outlive this. Collective.
+  /// Makes the flows and moves the model's values in. If that fails, any use of a parameter whose
+  /// bytes are lost throws an error that says so. All arguments outlive this. Collective.
   Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hyper_parameters,
         MemoryBudget& memory, const StepRecording& recording);
 

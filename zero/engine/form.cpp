@@ -35,7 +35,7 @@ GradientForm gradient_form(const Config& config, const FormSettings& settings, c
   gradients.collected = of_one_pass && !divides ? chosen.value_or(usual) : usual;
   gradients.reduced = chosen.value_or(usual);
   gradients.rounds = c10::elementSize(gradients.reduced) < c10::elementSize(usual);
-  // A sum that goes on to the host, to a disk or to an update at once is not deferred.
+  // A sum that goes to the host, to a disk or to an update at once cannot be deferred.
   gradients.defers = replicated && of_one_pass && config.gradient_accumulation_steps > 1 &&
                      !settings.in_backward && gradients_at == Tier::device;
   gradients.link =

@@ -3,17 +3,18 @@
 // flows and the costs read it.
 //
 // Note [Dtypes of gradients]
-// A pass collects gradients in an array (`collected`), which is converted where sums over ranks are
-// made in another dtype (`reduced`). Each rank sends its part of it (`sent`), the sum over the
-// ranks of a block arrives (`partial`, where there are replicas to add over then), and the sum over
-// all ranks (`sum`) is stored, or added to that of earlier passes, in the dtype that the update
-// reads.
+// A pass collects gradients in an array (`collected`). If sums over ranks have another dtype
+// (`reduced`), the array is converted. Each rank sends its part of it (`sent`). If there are
+// replicas, the sum over the ranks of a block arrives (`partial`), and sums of blocks are added
+// over the replicas. The sum over all ranks (`sum`) is stored, or added to that of earlier passes,
+// in the dtype that the update reads.
 //   - Division (prescaling) comes before rounding, so an array that is still to be divided is
 //     collected as autograd made it.
 //   - A sum that is added to that of an earlier pass of the step is not rounded before.
 //   - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. It
-//     gives its array to the host as it is: that has no more bits to give.
-//   - A backend of others adds arrays of one dtype, so where the sum is wider it sends that.
+//     gives its array to the host unconverted, since a wider dtype would hold no more.
+//   - A backend that is not libzero's adds arrays of one dtype, so it sends the sum's dtype if that
+//     is wider.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -37,7 +38,7 @@ namespace zero {
 enum class State : uint8_t { parameters, gradients, master, first_moment, second_moment };
 inline constexpr int64_t kStates = 5;
 
-/// The optimizer's state number `index`.
+/// Returns the optimizer's state number `index`.
 constexpr State moment(int64_t index) {
   constexpr std::array kMoments{State::first_moment, State::second_moment};
   return kMoments.at(static_cast<size_t>(index));
@@ -55,9 +56,9 @@ struct LinkForm {
   comm::Quantisation quantisation{};
 
   bool quantised() const { return coding == Coding::quantised; }
-  /// Returns what a collective is told: nothing where the array crosses as it is.
+  /// Returns the wire of a collective: nothing if the array crosses as it is.
   std::optional<comm::LinkWire> wire() const;
-  /// Returns what the formulas count for an array of this dtype.
+  /// Returns the wire that the formulas count for an array of this dtype.
   partition::Wire counted(at::ScalarType dtype) const;
 };
 
@@ -68,23 +69,23 @@ struct GradientForm {
   at::ScalarType partial = at::kFloat;    ///< a block's sum on its way to the replicas
   /// Sums are rounded to `reduced`, which has fewer bits than the array that passes add up in.
   bool rounds = false;
-  /// The sum over replicas is made once a step, of what micro-batches have added up in the block.
+  /// The sum over replicas is made once a step, after micro-batches have added up in the block.
   bool defers = false;
   LinkForm link;  ///< sums of a host on their way to the others
 
-  /// The array is converted before it is reduced.
+  /// Returns whether the array is converted before it is reduced.
   bool converts() const { return reduced != collected; }
-  /// Bytes of an element of the arrays above, and of a slice on its way to its sum, in the widest
-  /// dtype that each has.
+  /// Return the bytes of an element of the arrays above, and of a slice on its way to its sum, in
+  /// the widest dtype that each has.
   int64_t bucket_element_bytes() const { return widest_bytes(collected, reduced); }
   int64_t slice_element_bytes() const { return widest_bytes(reduced, sum(false)); }
 
-  // Each of these is about the first pass of a step (`first`), or about a later one.
-  /// The dtype of the sum over ranks, before it is added to that of earlier passes.
+  // `first` asks about the first pass of a step, and else about a later one.
+  /// Returns the dtype of the sum over ranks, before it is added to that of earlier passes.
   at::ScalarType sum(bool first) const { return sums[first ? 0 : 1]; }
-  /// The dtype in which a rank sends the array to its block.
+  /// Returns the dtype in which a rank sends the array to its block.
   at::ScalarType sent(bool first) const { return sent_in_block[first ? 0 : 1]; }
-  /// The dtype in which a rank sends a block's sum to the replicas.
+  /// Returns the dtype in which a rank sends a block's sum to the replicas.
   at::ScalarType sent_on(bool first) const { return sent_to_replicas[first ? 0 : 1]; }
 
   std::array<at::ScalarType, 2> sums{at::kFloat, at::kFloat};
@@ -101,7 +102,7 @@ struct GradientForm {
 struct Form {
   at::ScalarType dtype = at::kFloat;           ///< dtype of the parameters
   at::ScalarType gradient_dtype = at::kFloat;  ///< dtype of the sums that the update reads
-  /// Master weights of bf16 parameters are kept as their lower halves only: Note [Split master
+  /// Master weights of bf16 parameters are stored as their lower halves only: Note [Split master
   /// weights] in zero/optim/halves.h. Parameters and states then lie in the same place, or the
   /// states on disk.
   bool split = false;
@@ -110,17 +111,18 @@ struct Form {
   /// The format of the optimizer's states besides master weights.
   optim::StateFormat moment_format = optim::StateFormat::fp32;
   LinkForm parameter_link;  ///< parameters between hosts
-  GradientForm gradients;   ///< used where the unit is trained
+  GradientForm gradients;   ///< used if the unit is trained
 
   at::ScalarType master_dtype() const { return split ? at::kShort : narrow ? dtype : at::kFloat; }
   at::ScalarType moment_dtype() const;
   at::ScalarType dtype_of(State state) const;
-  /// A state is kept in blocks of 8-bit codes: Note [States in 8 bits] in optim/state_format.h.
+  /// Returns whether a state is stored in blocks of 8-bit codes: Note [States in 8 bits] in
+  /// optim/state_format.h.
   bool is_coded(State state) const {
     return state >= State::first_moment && moment_format == optim::StateFormat::eight_bit;
   }
-  /// The entries of a cell's array for this many elements, in its dtype: with codes, the bytes of
-  /// whole blocks of them.
+  /// Returns the entries of a cell's array for `elements` elements, in its dtype; with codes, the
+  /// bytes of their whole blocks.
   int64_t entries(State state, int64_t elements) const {
     return is_coded(state) ? optim::state_bytes(moment_format, elements) : elements;
   }
@@ -133,8 +135,8 @@ struct Form {
 struct PlannedRanks {
   partition::RankGrid grid{};
   int64_t rank = 0;
-  /// The backends of a block, and of the replicas, send what they add in the dtype of its sum where
-  /// that is wider (comm::Group::sent_dtype). libzero's own do not.
+  /// The backends of a block, and of the replicas, send arrays in the dtype of the sum if that is
+  /// wider (comm::Group::sent_dtype). libzero's own do not.
   bool widens_in_block = false;
   bool widens_to_replicas = false;
 };
@@ -147,8 +149,8 @@ struct FormSettings {
   bool in_backward = false;
 };
 
-/// The form of a unit whose parameters have this dtype, and whose reduced gradients go to this
-/// tier.
+/// Returns the form of a unit whose parameters have dtype `dtype`, and whose reduced gradients go
+/// to tier `gradients_at`.
 Form form_of(const Config& config, const FormSettings& settings, at::ScalarType dtype,
              bool trainable, Tier gradients_at);
 

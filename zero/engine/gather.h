@@ -1,5 +1,5 @@
-// The first flow: parameters from the table to where operators read them. A source knows the way
-// (parameter_source.h); at stage 3 a pager asks it for units by its plan.
+// The first flow: it brings parameters from the table to the place where operators read them. A
+// source knows the way (parameter_source.h); at stage 3 a pager asks it for units by its plan.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +19,10 @@ namespace zero {
 
 class GatherFlow {
  public:
-  /// Stage 3.
+  /// Settings for stage 3.
   struct Options {
-    int64_t live_bytes = 0;      ///< of gathered units
-    int64_t prefetch_bytes = 0;  ///< of those, gathered ahead of their use
+    int64_t live_bytes = 0;      ///< bytes of gathered units
+    int64_t prefetch_bytes = 0;  ///< bytes of those that are gathered ahead of their use
     DiskReads disk{};
     /// See PagerOptions::rethrow.
     std::function<void()> rethrow{};
@@ -30,27 +30,27 @@ class GatherFlow {
     std::function<void()> touched{};
   };
 
-  /// `table` outlives this. Ends collectively where units are read in place, except
+  /// `table` outlives this. The destructor is collective where units are read in place, except
   /// while an exception unwinds.
   GatherFlow(StateTable& table, const Placement& placement, Options options);
 
   /// Makes the values that were taken visible to all ranks. At stage 3 the parameters are paged
-  /// from here on, and `updates`, which outlives this, are complete before a disk is read.
-  /// Collective.
+  /// from here on, and a disk is read only after the unit's update among `updates`, which outlives
+  /// this. Collective.
   void start(const std::vector<at::Tensor>& parameters, LateUpdates& updates);
 
-  /// Waits until none of this rank's slices is on its way any more: they may be written.
+  /// Waits until no slice of this rank is being sent any more, so that slices may be written.
   void settle();
-  // These are the source's: see ParameterSource.
+  // The source does these: see ParameterSource.
   void take(int64_t index, const at::Tensor& parameter) { source_->take(index, parameter); }
   void publish(int64_t unit) { source_->publish(unit); }
   void finish_publish() { source_->finish_publish(); }
   void forget() { source_->forget(); }
   at::Tensor full(int64_t unit) { return source_->full(unit); }
 
-  /// Returns null where parameters are replicated.
+  /// Returns null if parameters are replicated.
   paging::Pager* pager() { return pager_.get(); }
-  /// Units are read in place, and nothing is gathered by copying.
+  /// Returns whether units are read in place, so that nothing is gathered by copying.
   bool in_place() const { return table_.window() != nullptr; }
 
  private:

@@ -12,7 +12,7 @@
 namespace zero {
 
 struct Gathered::Impl {
-  std::shared_ptr<Engine::Impl> engine;  // which may end before the scope
+  std::shared_ptr<Engine::Impl> engine;  // it may end before the scope
   Access access;
   std::optional<int> modifier_rank;
   std::vector<int64_t> parameters;

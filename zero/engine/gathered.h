@@ -25,23 +25,23 @@ namespace zero {
 class Gathered {
  public:
   enum class Access : uint8_t {
-    read,   ///< what is written is lost or stays local: do not
-    write,  ///< closing commits what was written: collective
+    read,   ///< do not write: it would be lost or stay local
+    write,  ///< closing commits the writes: collective
   };
 
   /// Gathers `parameters` (all of the engine's if empty). Opening for writing completes a delayed
-  /// update under way, and is collective then. Reading needs no other rank where gathers
-  /// are one-sided, else it is collective. With `modifier_rank`, that rank's values are given to
-  /// all on closing; without, every rank must have written the same. Throws ConfigError for a
-  /// tensor that is no parameter of `engine`.
+  /// update under way, so it is collective. Reading needs no other rank if gathers are one-sided,
+  /// and is collective elsewhere. With `modifier_rank`, closing gives that rank's values to all;
+  /// without it, every rank must have written the same. Throws ConfigError for a tensor that is no
+  /// parameter of `engine`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Access access = Access::read,
            std::optional<int> modifier_rank = std::nullopt);
-  /// Closes; an error then, unless another exception is under way, is thrown.
+  /// Closes the scope. Throws the errors of `close`, unless another exception is under way.
   ~Gathered() noexcept(false);
   Gathered(const Gathered&) = delete;
   Gathered& operator=(const Gathered&) = delete;
 
-  /// Commits and releases now. Nothing happens the second time.
+  /// Commits and releases now. A second call does nothing.
   void close();
 
  private:

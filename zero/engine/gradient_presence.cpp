@@ -30,7 +30,7 @@ bool GradientPresence::complete_here(int64_t unit) const {
   });
 }
 
-// A rank's message: by parameter, by unit, the order, and two flags.
+// A rank's message has a flag for each parameter, a flag for each unit, the order, and two flags.
 GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
                                                     ReductionOrder& order, const Report& mine) {
   const size_t parameters = here_.size();

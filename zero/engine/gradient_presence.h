@@ -3,7 +3,7 @@
 // Note [Present gradients]
 // A rank may leave out layers that others use. At the end of a step the ranks tell each other, in
 // one small all-gather, which parameters they had a gradient for. A parameter that no rank had one
-// for is not updated; where some rank had one, the others count as having had zeros.
+// for is not updated; if some rank had one, the others count as having had zeros.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@ class GradientPresence {
   /// The parameter counts as having had a gradient on every rank.
   void note_everywhere(int64_t parameter);
 
-  /// By parameter: 1 if some rank had a gradient for it in this step. Known after `agree`.
+  /// Returns, by parameter, 1 if some rank had a gradient for it in this step. Known after `agree`.
   const std::vector<uint8_t>& anywhere() const { return anywhere_; }
   /// Returns whether some rank had a gradient for a parameter of the unit. Known after `agree`.
   bool wanted(int64_t unit) const { return any(unit, anywhere_); }
-  /// Returns whether that was so in the step before.
+  /// Returns whether some rank had one in the step before.
   bool expected(int64_t unit) const { return any(unit, before_); }
   /// Returns whether this rank had a gradient for every parameter of the unit.
   bool complete_here(int64_t unit) const;
@@ -43,8 +43,8 @@ class GradientPresence {
   /// All ranks know this then.
   struct Agreement {
     std::vector<uint8_t> left;   ///< by unit: 1 if a gradient is left in some rank's bucket
-    bool refuses_early = false;  ///< some rank has met what is against early reductions
-    bool began_early = false;    ///< some rank has begun what it expects of a step's last pass
+    bool refuses_early = false;  ///< some rank has a reason against them
+    bool began_early = false;    ///< some rank has begun its early reductions
   };
   /// Exchanges the reports, which parameters had a gradient, and rank 0's order, which `order`
   /// adopts. Collective.

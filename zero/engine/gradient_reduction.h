@@ -1,4 +1,5 @@
-// The interface behind which gradients are replicated (stages 0 and 1) or sharded (stages 2 and 3).
+// The interface of reductions of gradients, which are replicated (stages 0 and 1) or sharded
+// (stages 2 and 3).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +34,7 @@ class ReductionObserver {
 class SumUser {
  public:
   virtual ~SumUser() = default;
-  /// Takes this rank's slice of a unit's sum. A slice on the host stays as it is until the next
+  /// Takes this rank's slice of a unit's sum. A slice on the host does not change until the next
   /// step.
   virtual void take_up(int64_t unit, at::Tensor sum) = 0;
 };
@@ -44,7 +45,7 @@ struct ReductionSettings {
   /// Each rank divides its gradients by this before they are added up. A sum in fp16 of gradients
   /// that fp16 can hold may leave its range, so there it is the number of ranks.
   double predivisor = 1;
-  /// The beta of LoCo: how much of what a quantised sum has lost is added to the next one.
+  /// The beta of LoCo, by which rounding errors of a quantised sum are added to the next one.
   std::optional<float> feedback{};
   /// An update may use the gradients of one step while those of the next are reduced.
   bool doubled = false;
@@ -62,14 +63,14 @@ struct ReductionContext {
   GradientPresence& presence;
   ReductionOrder& order;
   BucketPool& pool;
-  const std::vector<std::string>& labels;  ///< by unit, of its collectives
+  const std::vector<std::string>& labels;  ///< by unit, for its collectives
   /// The stream of a device on which gradients are reduced; none on the CPU.
   const std::optional<c10::Stream>& side;
   StreamMark& mark;  ///< kept for scopes on `side`
 
   const GradientForm& form(int64_t unit) const { return table.plan(unit).gradients; }
   const std::string& label(int64_t unit) const { return labels[static_cast<size_t>(unit)]; }
-  /// The ranks that hold the same as this one, if there are others.
+  /// Returns the ranks that hold the same as this one, if there are others.
   comm::Group* replicas() const {
     return placement.replicas->size() > 1 ? placement.replicas.get() : nullptr;
   }
@@ -85,7 +86,7 @@ class GradientReduction {
   GradientReduction(const GradientReduction&) = delete;
   GradientReduction& operator=(const GradientReduction&) = delete;
 
-  /// Tells `observer`, which may be null and else outlives this, of reductions.
+  /// Sets the observer of reductions, which outlives this; null: nobody observes.
   void observe(ReductionObserver* observer) { observer_ = observer; }
 
   struct Pass {
@@ -99,8 +100,8 @@ class GradientReduction {
   virtual void begin_pass(const Pass& pass) = 0;
   /// Returns the array that gradients of the unit are collected in.
   virtual const at::Tensor& array(int64_t unit) = 0;
-  /// Takes the gradient itself as the array of its unit, where that saves a copy. Returns whether
-  /// it did.
+  /// Takes the gradient itself as the array of its unit, if that saves a copy. Returns whether it
+  /// did.
   virtual bool adopt(int64_t /*unit*/, const at::Tensor& /*gradient*/,
                      const at::Tensor& /*variable*/) {
     return false;
@@ -113,7 +114,7 @@ class GradientReduction {
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;
 
-  /// Tells what the other ranks must know at the end of the step.
+  /// Returns the report for the other ranks at the end of the step.
   virtual GradientPresence::Report report() const = 0;
   /// Starts the reduction of gradients that came too late for their pass, on any rank. Collective.
   virtual void reduce_left(const GradientPresence::Agreement& /*agreed*/) {}
@@ -126,23 +127,23 @@ class GradientReduction {
   virtual bool drops_together() const { return false; }
   /// Returns whether this rank has begun reductions that the others must take part in.
   virtual bool has_begun() const { return false; }
-  /// Takes part in what other ranks have begun, before all drop it. Collective where
+  /// Takes part in reductions that other ranks have begun, before all drop them. Collective if
   /// `drops_together`.
   virtual void join_begun() {}
   /// Begins a step; the gradients of the one before were used (`finished`) or are dropped.
   virtual void clear(bool finished) = 0;
 
-  /// Returns the elements that this rank updates of the sum over ranks and passes; a copy where
+  /// Returns the elements that this rank updates of the sum over ranks and passes; a copy if
   /// they lie on disk.
   virtual at::Tensor sum(int64_t unit) const = 0;
   /// Opens a sum for writing. It holds zeros if the step had none before.
   virtual at::Tensor open_sum(int64_t unit) = 0;
-  /// Stores what `open_sum` gave and the caller has changed.
+  /// Stores the sum of `open_sum`, which the caller has changed.
   virtual void store_sum(int64_t unit, const at::Tensor& sum) = 0;
   /// Gives the sums of all units to an update, which reads `detached` until the next call. New sums
   /// go elsewhere if they are doubled.
   virtual void detach() = 0;
-  /// Returns what the update reads; an undefined tensor where the sum lies on disk.
+  /// Returns the sum that the update reads; an undefined tensor if it lies on disk.
   virtual const at::Tensor& detached(int64_t unit) const = 0;
 
   /// Returns the part of a sum whose squares this rank adds up, if it lies on a device.
@@ -150,13 +151,13 @@ class GradientReduction {
   /// Returns the norm of that part, if it lies elsewhere.
   virtual optim::SquaredNorm norm(int64_t unit) const = 0;
 
-  /// Sums go to `user`, which outlives this, where the settings say that they are handed over.
+  /// Sums go to `user`, which outlives this, if the settings say that they are handed over.
   virtual void hand_over_to(SumUser& /*user*/) {}
   /// Returns whether a sum of this step was handed over for an update, or is about to be.
   virtual bool handed_over() const { return false; }
-  /// Returns whether the sum of `unit` was.
+  /// Returns whether the sum of `unit` was handed over.
   virtual bool handed_over(int64_t /*unit*/) const { return false; }
-  /// Forgets what quantised sums have lost so far. No reduction is under way.
+  /// Forgets the rounding errors of quantised sums. No reduction is under way.
   virtual void forget_losses() {}
 
  protected:
@@ -167,7 +168,7 @@ class GradientReduction {
     const double divisor = context_.settings.predivisor;
     if (divisor != 1) array.mul_(1 / divisor);
   }
-  /// Returns a copy of the array, as it is reduced, in a bucket.
+  /// Returns a copy of the array in a bucket, in the dtype in which it is reduced.
   at::Tensor converted(int64_t unit, const at::Tensor& array) const {
     auto bucket = context_.pool.take(array.numel(), context_.form(unit).reduced);
     bucket.copy_(array);

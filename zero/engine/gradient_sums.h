@@ -1,5 +1,5 @@
 // The places of the sums of sharded gradients: one class for each place. ShardedGradients asks a
-// unit's class for the memory that a reduction writes to, and hands it what was reduced.
+// unit's class for the memory that a reduction writes to, and hands it the result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,11 +20,11 @@ class GradientSums;
 /// The reduction of one unit's array.
 struct Reduction {
   int64_t unit = 0;
-  /// They receive what was reduced. Null where the result lies in its place when the reduction is
-  /// done.
+  /// The sums that receive the result. Null if the result lies in its place when the reduction
+  /// is done.
   GradientSums* sums = nullptr;
   Bucket bucket{};
-  /// The sum of an earlier pass of this step is there, and this one is to be added to it.
+  /// The sum of an earlier pass of this step is there, and this one must be added to it.
   bool adds = false;
   at::Tensor output{};   ///< the array that the reduction writes to
   at::Tensor sum{};      ///< memory for the unit's sum, where that is neither `output` nor a cell
@@ -52,16 +52,16 @@ class GradientSums {
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
 
-  /// Sets the output of a reduction that is about to start, and `sum` where it takes memory.
+  /// Sets the output of a reduction that is about to start, and `sum` if it takes memory.
   virtual void prepare(Reduction& reduction) = 0;
-  /// Stores what the reduction gave, or adds it to the unit's sum. Gives back the memory that the
+  /// Stores the reduction's result, or adds it to the unit's sum. Gives back the memory that the
   /// reduction took, the bucket too.
   virtual void receive(Reduction reduction) = 0;
-  /// Nobody needs what the reduction gave: gives back the memory that it took.
+  /// Nobody needs the reduction's result: gives back the memory that it took.
   virtual void drop(Reduction reduction) = 0;
-  /// Blocks until what was received lies in its place.
+  /// Blocks until the received results lie in their place.
   virtual void wait() {}
-  /// Returns this rank's slice of the sum; a copy where it lies on disk.
+  /// Returns this rank's slice of the sum; a copy if it lies on disk.
   virtual at::Tensor slice(int64_t unit) { return cell(unit); }
   /// Returns memory for a sum that was not reduced. The caller writes it and calls `store`.
   virtual at::Tensor make(int64_t unit) { return slice(unit); }
@@ -71,14 +71,14 @@ class GradientSums {
   optim::SquaredNorm norm(int64_t unit) {
     return norms_.empty() ? norm_of(slice(unit)) : norms_[static_cast<size_t>(unit)];
   }
-  /// Gives the sum to an update, which reads what this returns (undefined: the disk) until the next
-  /// call. New sums go elsewhere where they are doubled.
+  /// Gives the sum to an update, which reads the returned tensor (undefined: the disk) until the
+  /// next call. New sums go elsewhere if they are doubled.
   virtual at::Tensor detach(int64_t unit) { return cell(unit); }
   /// The step is over.
   virtual void clear(int64_t /*unit*/) {}
 
  protected:
-  /// The memory of a unit's sum; undefined where there is none now.
+  /// Returns the memory of a unit's sum; undefined if there is none now.
   at::Tensor& cell(int64_t unit) const { return context_.table.memory(unit, State::gradients); }
   at::ScalarType dtype(int64_t unit) const { return context_.table.plan(unit).gradient_dtype; }
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }
@@ -103,15 +103,16 @@ class GradientSums {
   std::vector<optim::SquaredNorm> norms_;  // by unit
 };
 
-// The classes, of `units`. `hand_over` may be null, and outlives them.
+// These make the classes for `units`. `hand_over` may be null, and outlives them.
 
-/// On the device, where micro-batches add up.
+/// Sums lie on the device, where micro-batches add up.
 std::unique_ptr<GradientSums> device_sums(const ReductionContext& context,
                                           const std::vector<int64_t>& units, HandOver* hand_over);
-/// In the host's memory: slices come down while backward goes on, and micro-batches add up there.
+/// Sums lie in the host's memory: slices come down while backward goes on, and micro-batches add up
+/// there.
 std::unique_ptr<GradientSums> host_sums(const ReductionContext& context,
                                         const std::vector<int64_t>& units, HandOver* hand_over);
-/// On disk, where the update reads them with the other states. Nothing is handed over.
+/// Sums lie on disk, where the update reads them with the other states. Nothing is handed over.
 std::unique_ptr<GradientSums> disk_sums(const ReductionContext& context);
 
 /// The sums of all units, each in the class of the place that its plan names.
@@ -119,7 +120,7 @@ class PlacedSums {
  public:
   PlacedSums(const ReductionContext& context, HandOver* hand_over);
   GradientSums& of(int64_t unit) const { return *by_unit_[static_cast<size_t>(unit)]; }
-  /// Blocks until what was received lies in its place.
+  /// Blocks until the received results lie in their place.
   void wait() const;
 
  private:

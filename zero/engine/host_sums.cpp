@@ -3,9 +3,9 @@
 // Note [Sums that come down]
 // A slice that was reduced on the device comes down to the host while backward goes on, and
 // micro-batches add up there. On a device with memory of its own the copies are enqueued behind the
-// reduction. A sum that nothing is added to is copied to its place at once. One that the host adds
-// comes in pieces, through a few buffers: the host waits when all of them are in use, and when the
-// step ends.
+// reduction. A sum that needs no addition is copied straight to its place. A sum that the host adds
+// to another comes in pieces, through a few buffers: the host waits when all of them are in use,
+// and when the step ends.
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -35,7 +35,8 @@ class HostSums final : public GradientSums {
       buffer = host_memory(std::min(most, kPieceNumel), at::kFloat, Category::host_buffers);
   }
 
-  // The bucket of a rank that is alone goes down as it is, since it has all the bits of the sum.
+  // The bucket of a rank that is alone goes down without a conversion, since it has all the bits of
+  // the sum.
   void prepare(Reduction& reduction) override {
     reduction.output =
         alone() ? reduction.bucket.array
@@ -61,7 +62,7 @@ class HostSums final : public GradientSums {
 
   void wait() override {
     if (arrivals_.empty()) return;
-    arrivals_.back().arrived.wait_on_host();  // those before it have come too
+    arrivals_.back().arrived.wait_on_host();  // the earlier ones have arrived too
     for (auto& arrival : arrivals_) arrival.arrived = {};
     while (!arrivals_.empty()) land();
   }
@@ -75,16 +76,18 @@ class HostSums final : public GradientSums {
 
  private:
   static constexpr int64_t kPieceNumel = 1 << 18;
-  static constexpr size_t kBuffers = 8;          // on their way from a device at a time
-  static constexpr size_t kSlicesToUpdates = 2;  // on their way to an update in backward
+  static constexpr size_t kBuffers = 8;          // the most that are on their way from a device at
+                                                 // a time
+  static constexpr size_t kSlicesToUpdates = 2;  // the most that are on their way to updates in
+                                                 // backward
 
   // A piece of a sum on its way to the host.
   struct Arrival {
     int64_t unit = 0;
     at::Tensor to;      // its place in the sum
-    at::Tensor buffer;  // undefined where it comes to its place at once
+    at::Tensor buffer;  // undefined if the copy goes straight to its place
     bool adds = false;
-    bool last = false;  // of its unit
+    bool last = false;  // the last piece of its unit
     StreamMark arrived;
   };
 
@@ -94,7 +97,7 @@ class HostSums final : public GradientSums {
     return pinned_zeros(numel, dtype, context_.table.device(), context_.table.ledger(), category);
   }
 
-  // Enqueues the copies of what was reduced on the device to the host.
+  // Enqueues the copies of a reduced slice from the device to the host.
   void bring_down(const Reduction& reduction) {
     const auto& to = cell(reduction.unit);
     const auto& sum = reduction.output;
@@ -122,8 +125,8 @@ class HostSums final : public GradientSums {
     }
   }
 
-  // Waits for the oldest piece and puts it in its place. A unit that is whole then goes to its
-  // update in backward.
+  // Waits for the oldest piece and puts it in its place. A unit whose pieces are all there goes to
+  // its update in backward.
   void land() {
     const auto arrival = std::move(arrivals_.front());
     arrivals_.pop_front();
@@ -143,7 +146,7 @@ class HostSums final : public GradientSums {
   }
 
   HandOver* hand_over_;
-  std::vector<at::Tensor> other_;    // where sums are doubled: those that the update reads
+  std::vector<at::Tensor> other_;    // if sums are doubled: those that the update reads
   std::vector<at::Tensor> buffers_;  // for pieces that the host adds; they take turns
   size_t turn_ = 0;
   size_t buffers_in_use_ = 0;

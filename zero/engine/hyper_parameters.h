@@ -15,21 +15,21 @@ struct OptimizerGroup {
   explicit OptimizerGroup(const Optimizer& of);
   Optimizer optimizer;
   double lr;
-  uint64_t hash;  ///< of `optimizer`: each step compares it over ranks
+  uint64_t hash;  ///< the hash of `optimizer`; each step compares it over ranks
 };
 
 /// A group of Muon has a twin for the parameters that are no matrices, which follows its settings.
-/// Each function that takes the index of a group throws ConfigError where there is none of it.
+/// Functions that take the index of a group throw ConfigError if there is no such group.
 class HyperParameters {
  public:
-  /// The groups of `model`, which outlives this.
+  /// Takes the groups of `model`, which outlives this.
   explicit HyperParameters(const Model& model);
 
   const std::vector<OptimizerGroup>& groups() const { return groups_; }
   /// Returns a number below 2^48 that stands for all of them and for the largest norm.
   int64_t hash(double clipping) const;
-  /// Throws Error where ranks have other ones: `by_rank` has the hash of each, and the rest is this
-  /// rank's.
+  /// Throws Error if a rank has other hyper-parameters. `by_rank` has the hash of each rank; the
+  /// other arguments are this rank's.
   void check_same(const std::vector<int64_t>& by_rank, int rank, double clipping) const;
   double lr(size_t index) const { return group(index).lr; }
   void set_lr(double lr, size_t index);
@@ -37,7 +37,7 @@ class HyperParameters {
   Optimizer optimizer(size_t index) const;
   /// Throws ConfigError for another optimizer than the group has, or one with other states.
   void set_optimizer(const Optimizer& optimizer, size_t index);
-  /// Throws ConfigError where the optimizer has no betas.
+  /// Throws ConfigError if the optimizer has no betas.
   void set_betas(double beta1, double beta2, size_t index);
 
  private:

@@ -41,8 +41,8 @@ int64_t MemoryBudget::bytes_of(int64_t elements) const {
   return elements > INT64_MAX / element_bytes ? INT64_MAX : elements * element_bytes;
 }
 
-// Bytes of this rank's states in the host's memory, if these are sharded: all but those on a disk
-// or on a device of its own.
+// Returns the bytes of this rank's states in the host's memory, if states are sharded as `sharded`
+// says: all states except those on a disk or on a device with memory of its own.
 partition::StateMemory MemoryBudget::states_in_memory(partition::Placement sharded) const {
   auto step = plan_.step();
   step.sharded = sharded;
@@ -55,10 +55,10 @@ partition::StateMemory MemoryBudget::states_in_memory(partition::Placement shard
           .optimizer = both(device.optimizer, host.optimizer)};
 }
 
-// Private memory is granted to every rank that asks, and only missed when it is touched: what all
-// of them are about to take is known here, before any has begun.
+// The system grants private memory to every rank that asks, and fails only when it is touched. Here
+// the bytes that all ranks are about to take are known before any has begun.
 void MemoryBudget::check_host(const partition::StateMemory& states) const {
-  double held = 0;  // by the model, whose parameters move into the states
+  double held = 0;  // by the model; its parameters move into the states
   for (const auto& parameter : plan_.model().parameters())
     held += static_cast<double>(parameter.nbytes());
   if (states.total() <= static_cast<double>(plan_.available()) + held) return;
@@ -74,7 +74,7 @@ void MemoryBudget::check_host(const partition::StateMemory& states) const {
       format_bytes(held)));
 }
 
-// Every rank has the same states: what is refused here is refused on all.
+// Every rank has the same states, so all refuse or none does.
 void MemoryBudget::limit_device() {
   const auto& config = plan_.config();
   const auto& model = plan_.model();
@@ -101,8 +101,8 @@ void MemoryBudget::limit_device() {
 
 void MemoryBudget::include_tensors() {
   if (limit_ == nullptr || !plan_.model().device().is_cpu()) return;
-  // Ranks that are threads share the tensors' allocator: none is capped while another still holds
-  // the model twice.
+  // Ranks that are threads share the tensors' allocator. The barrier makes sure that none is capped
+  // while another still holds the model twice.
   plan_.group().barrier("start of the engine");
   limit_->include_tensors();
 }
@@ -124,14 +124,14 @@ void MemoryBudget::leave_for_gathers(const Flows& flows, int64_t bytes) const {
       std::clamp<int64_t>(bytes, 0, bytes_of(plan_.config().max_live_parameters)));
 }
 
-// A device with memory of its own gives gathered units all that it has left beside the most that a
-// step has taken.
+// A device with memory of its own gives gathered units all that it has beyond the most that a step
+// has taken.
 void MemoryBudget::spend_device(const Flows& flows) const {
   if (flows.gather().pager() == nullptr) return;
   auto& group = plan_.group();
   const auto memory = device_memory(plan_.model().device());
   const int64_t gathered = group.ledger()->usage(Category::gathered_units).peak;
-  // A step may hold a little more than the first, and the allocator loses some to fragments.
+  // A step may hold a little more than the first one, and fragments cost the allocator some.
   const int64_t left =
       memory.available() - memory.available() / 16 - (memory.tensors.peak - gathered);
   leave_for_gathers(flows,
@@ -142,12 +142,13 @@ void MemoryBudget::spend(const Flows& flows) {
   if (std::exchange(spent_, true) || !spends()) return;
   if (is_asynchronous(plan_.model().device())) return spend_device(flows);
   auto& schedule = flows.schedule();
-  if (!schedule.delayed()) schedule.finish();  // their buffers are among what is held
+  if (!schedule.delayed()) schedule.finish();  // their buffers count as held
   auto& group = plan_.group();
   const auto& ledger = *group.ledger();
   const int64_t held = ledger.total().peak;
   const int64_t activations = HostAllocator::instance().usage().used.peak;
-  // Categories need not have had their peaks together, but one day they may.
+  // Categories may have had their peaks at different times, but a later step may have them
+  // together.
   int64_t on_device = activations;
   int64_t below = 0;
   for (size_t i = 0; i < kCategories; ++i) {
@@ -190,7 +191,7 @@ struct MemoryShare {
 };
 
 // Ranks of one host may be in containers with limits of their own, and ranks that share no memory
-// may be on one machine all the same. Collective.
+// may be on one machine. Collective.
 MemoryShare memory_share(comm::Group& group) {
   const auto limits = memory_limits();
   std::array<int64_t, kMemoryLimits> mine{};

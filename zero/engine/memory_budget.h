@@ -1,13 +1,13 @@
 // A budget: one number, the bytes that a rank may hold, decides how many units stay gathered.
 //
 // Note [Memory budget]
-// States are known before anything is allocated: a budget that they exceed is refused at once, with
-// what the other stages would take. What activations, buckets and staging take is known after the
-// first step, which therefore keeps as few units gathered as it can; what the budget leaves then is
-// for gathered units, and the pager plans the steps from there on with it. Ranks gather together,
-// so all of them use what the poorest has. Where units are read in place (ranks of one host) there
-// is nothing to gather, and the budget is only checked. Where a device has memory of its own, what
-// it has is the budget.
+// States are known before anything is allocated: a budget that they exceed is refused at once, and
+// the error has the bytes that other stages would take. The bytes of activations, buckets and
+// staging are known after the first step, so that step keeps as few units gathered as it can.
+// Gathered units get the memory that the budget leaves then, and the pager plans the further steps
+// with it. Ranks gather together, so all of them use the least that any rank has left. Where units
+// are read in place (ranks of one host) there is nothing to gather, and the budget is only checked.
+// The budget of a device with memory of its own is that memory.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -25,10 +25,10 @@ class Flows;
 
 class MemoryBudget {
  public:
-  /// The cap of the device is in force from here on; of one with memory of its own, what it has.
-  /// Throws OutOfMemory where the states alone exceed the budget, that cap, or what the host has
-  /// left for a rank and what the model holds of it now: on all ranks together. `plan` outlives
-  /// this.
+  /// The cap of the device is in force from here on; the cap of a device with memory of its own is
+  /// that memory. Throws OutOfMemory, on all ranks together, if the states alone exceed the budget,
+  /// the cap, or the host's free memory for a rank plus the memory that the model holds now. `plan`
+  /// outlives this.
   explicit MemoryBudget(const EnginePlan& plan);
 
   /// Returns the bytes of as many parameters; saturates.
@@ -37,8 +37,8 @@ class MemoryBudget {
   int64_t live_bytes() const { return spends() ? 0 : bytes_of(plan_.config().max_live_parameters); }
   /// The cap of a device that the CPU plays counts LibTorch's tensors from here on. Collective.
   void include_tensors();
-  /// After the first update: what is left is for gathered units. Further calls do nothing.
-  /// Collective.
+  /// Gives the memory that is left after the first update to gathered units. Further calls do
+  /// nothing. Collective.
   void spend(const Flows& flows);
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 
@@ -51,7 +51,7 @@ class MemoryBudget {
   void leave_for_gathers(const Flows& flows, int64_t bytes) const;
 
   const EnginePlan& plan_;
-  std::unique_ptr<DeviceLimit> limit_;  // null where nothing is known of a device
+  std::unique_ptr<DeviceLimit> limit_;  // null if nothing is known of a device
   bool spent_ = false;
 };
 

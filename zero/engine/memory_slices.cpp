@@ -2,9 +2,9 @@
 //
 // Note [Parameters on the host]
 // A slice in host memory goes up to the device for each gather, to its place in the full unit,
-// where the group gathers the others'. The copy is enqueued before the gather; `settle` waits for
-// it, before the slice is written. A window that the ranks of a host share is memory of the host:
-// a device cannot read units in place there, so there is none.
+// where the group then gathers the other slices. The copy is enqueued before the gather; `settle`
+// waits for it, before the slice is written. A window that the ranks of a host share is memory of
+// the host, and a device cannot read units in place there. So a device has no window.
 #include <mutex>
 
 #include "zero/device/stream.h"
@@ -29,8 +29,8 @@ class MemorySlices final : public SliceSource {
 
  private:
   StateTable& table_;
-  std::mutex mutex_;    // of the next one
-  StreamMark sent_up_;  // behind the copies
+  std::mutex mutex_;    // guards the next member
+  StreamMark sent_up_;  // marks the end of the copies
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-// Also where the bytes are absent, which nobody may reach for.
+// Returns the address, also if the bytes are absent: then nobody may read it.
 const void* data_of(const at::Tensor& tensor) {
   return storage_of(tensor)->_mutable_data_ptr_no_checks().get();
 }
@@ -49,7 +49,7 @@ bool same_elements(const at::Tensor& a, const at::Tensor& b) {
          a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
 }
 
-// Two tensors of one storage have an element in common.
+// Returns whether two tensors of one storage have an element in common.
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (storage_of(a) != storage_of(b) || a.numel() == 0 || b.numel() == 0) return false;
   const auto extent = [](const at::Tensor& tensor) {
@@ -62,7 +62,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const auto [b_begin, b_end] = extent(b);
   if (a_end <= b_begin || b_end <= a_begin) return false;
   if (dense(a) && dense(b)) return true;
-  // Columns of one matrix, for example: their extents cross and they may still be apart.
+  // Extents may cross although the tensors are apart: columns of one matrix, for example.
   if (a.element_size() != b.element_size()) return true;
   const auto mark = at::zeros({std::max(a_end, b_end) / a.element_size()}, at::kByte);
   const auto marks_of = [&](const at::Tensor& tensor) {
@@ -72,7 +72,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   return marks_of(b).any().item<bool>();
 }
 
-// With the dot behind it.
+// Returns the name of the module with the dot behind it.
 std::string module_of(const std::string& name) { return name.substr(0, name.rfind('.') + 1); }
 
 std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
@@ -81,8 +81,8 @@ std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
 
 }  // namespace
 
-// There is one slot a tensor: a hook of the user's that is already there is called first. Frozen
-// parameters have one too, which says whose they are.
+// A tensor has one slot for hooks. If a hook of the user is there already, this one calls it first.
+// Frozen parameters have one too, which tells the engine that they belong to.
 class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
  public:
   Hook(Model& model, int64_t parameter, std::unique_ptr<PostAccumulateGradHook> users)
@@ -118,7 +118,7 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
   double loss_factor() const override {
     return model.sink_ != nullptr ? model.sink_->loss_factor() : 1;
   }
-  /// That of `tensor`, if there is one.
+  /// Returns the hook of `tensor`, if there is one.
   static Hook* of(const at::Tensor& tensor) { return dynamic_cast<Hook*>(hook_of(tensor).get()); }
 
   std::unique_ptr<PostAccumulateGradHook> users;
@@ -240,7 +240,8 @@ void Model::keep_fp32(const std::string& patterns) {
   }
 }
 
-// An engine whose model is taken over in part could not go on.
+// Throws ConfigError if another engine would lose only a part of its model, since it could not go
+// on.
 void Model::check_whole_take_over() const {
   std::set<const c10::TensorImpl*> mine;
   for (const auto& shown : shown_) mine.insert(shown.tensor.unsafeGetTensorImpl());
@@ -260,7 +261,7 @@ void Model::check_whole_take_over() const {
   }
 }
 
-// Another engine that lives, and cannot give its parameters up.
+// Throws ConfigError if another live engine has the parameter and cannot give it up.
 void Model::check_owner(const std::string& name, const at::Tensor& tensor) {
   const auto* hook = Hook::of(tensor);
   if (paging::page_of(tensor) == nullptr && (hook == nullptr || hook->model.release_)) return;
@@ -272,7 +273,8 @@ void Model::check_owner(const std::string& name, const at::Tensor& tensor) {
       name));
 }
 
-// The parameter, of those in the same storage, whose elements these are.
+// Returns the parameter among `neighbours` (those in the same storage) that shows the same
+// elements.
 std::optional<int64_t> Model::tied_to(const Shown& shown,
                                       const std::vector<int64_t>& neighbours) const {
   for (const int64_t i : neighbours) {
@@ -333,7 +335,7 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
   part_from_matrices();
 }
 
-// Parameters that Muon cannot train get a group of their own, with its AdamW.
+// Gives the parameters that Muon cannot train a group of their own, with the group's AdamW.
 void Model::part_from_matrices() {
   const size_t given = optimizers_.size();
   beside_.resize(given);
@@ -432,7 +434,7 @@ void Model::take_over() {
     if (auto* hook = Hook::of(shown.tensor)) others.insert(&hook->model);
   }
   while (!others.empty()) {
-    const auto release = (*others.begin())->release_;  // which ends with its owner
+    const auto release = (*others.begin())->release_;  // a copy, since calling it ends its owner
     others.erase(others.begin());
     release();
   }
@@ -447,8 +449,8 @@ void Model::make_dense() const {
 void Model::settle_values(int64_t index, comm::Group& group) const {
   const auto& tensor = parameter(index);
   const bool own = tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
-  // The values to be overwritten may lie in a file that is mapped: a write would copy its pages,
-  // and those would stay until the last parameter of the file is taken.
+  // The values to be overwritten may lie in a file that is mapped. A write would copy the file's
+  // pages, and the copies would stay until the last parameter of the file is taken.
   const bool replaced = group.rank() != 0;
   if (!own || tensor.device() != device()) {
     const auto before = tensor.detach();
@@ -456,13 +458,14 @@ void Model::settle_values(int64_t index, comm::Group& group) const {
                                                  tensor.options().device(device()))
                              : before.to(tensor.options().device(device()), false, true,
                                          at::MemoryFormat::Preserve));
-    if (before.device().is_cpu() && !replaced)  // what was read is what was made
+    if (before.device().is_cpu() && !replaced)  // throws if it was overrun
       HostAllocator::instance().check(before.storage().unsafeGetStorageImpl()->mutable_data());
   } else if (replaced) {
     auto& storage = *tensor.storage().unsafeGetStorageImpl();
     const c10::OptionalDeviceGuard on(tensor.device());
     auto& allocator = *c10::GetAllocator(tensor.device().type());
-    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));  // before there is more
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));  // frees before it
+                                                                          // allocates
     storage.set_data_ptr_noswap(allocator.allocate(tensor.nbytes()));
   }
   if (group.size() > 1) group.broadcast(flat_view(tensor), 0, name(index)).wait();
@@ -486,7 +489,8 @@ std::vector<Model::Buffer> Model::plain_buffers() const {
 void Model::set_buffer(size_t index, const at::Tensor& values) const {
   auto target = plain(buffers_[index].second);
   auto source = values;
-  for (int64_t d = 0; d < target.dim(); ++d) {  // expanded: one element stands for all
+  for (int64_t d = 0; d < target.dim(); ++d) {  // expanded: one element stands for all of a
+                                                // dimension
     if (target.stride(d) != 0 || target.size(d) < 2) continue;
     target = target.narrow(d, 0, 1);
     source = source.narrow(d, 0, 1);

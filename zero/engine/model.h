@@ -3,24 +3,24 @@
 //
 // Note [The model and its engine]
 // A parameter belongs to one engine at a time: the one whose hook it holds. The engine moves the
-// parameter's bytes, so it must know when somebody else does: a storage that was replaced
-// (set_data, Module::to), a parameter that was unfrozen or registered since. All of that is looked
-// for where a pass or a step begins, and is an error that names the parameter, since the engine
-// would go on with values that the module no longer uses. What an operator writes to a parameter
-// shows in its version and is taken up.
+// parameter's bytes, so it must know when somebody else changes them: a storage that was replaced
+// (set_data, Module::to), a parameter that was unfrozen or registered since. The engine looks for
+// all of that when a pass or a step begins. It throws an error that names the parameter, since the
+// engine would go on with values that the module no longer uses. An operator's write to a parameter
+// shows in its version and is taken over.
 //
 // Note [Ties]
 // A parameter may have several names, and several tensors (`a.set_data(b)`). Tensors that show the
 // same elements of one storage are one parameter: they share the storage that the engine gives it,
-// and the node of autograd that accumulates its gradient, so that this is the sum over all of them
-// before anybody sees it, as for one tensor that is used several times. Tensors that overlap
-// otherwise cannot be told apart by an optimizer, and are refused.
+// and the node of autograd that accumulates its gradient, so that the gradient is the sum over all
+// of them before anybody sees it, as for one tensor that is used several times. Tensors that
+// overlap otherwise cannot be told apart by an optimizer, and are refused.
 //
 // Note [Buffers]
 // Buffers keep their dtype: running statistics and tables of angles lose too much in bf16. Batch
-// norm computes with statistics, weight and bias of one dtype, fp32 where its input is bf16; so
-// parameters whose module has running statistics in fp32 stay in fp32. Each rank's buffers are its
-// own, unless a BufferPolicy says otherwise, and each rank saves its own.
+// norm computes with statistics, weight and bias of one dtype, which is fp32 if its input is bf16;
+// so parameters whose module has running statistics in fp32 stay in fp32. Each rank's buffers are
+// its own, unless a BufferPolicy says otherwise, and each rank saves its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,11 +54,11 @@ namespace zero {
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
-  /// `variable`, parameter `parameter`, has a gradient: to be taken from it. Any thread.
+  /// Takes the gradient of `variable`, which is parameter number `parameter`. Called on any thread.
   virtual void arrive(int64_t parameter, const at::Tensor& variable) = 0;
-  /// As GradientPlace::place.
+  /// Does the work of GradientPlace::place.
   virtual at::Tensor place(int64_t parameter) = 0;
-  /// As GradientPlace::loss_factor.
+  /// Returns GradientPlace::loss_factor.
   virtual double loss_factor() const = 0;
 };
 
@@ -66,7 +66,7 @@ class Model {
  public:
   using Buffer = std::pair<std::string, at::Tensor>;
 
-  /// Parameters in registration order, tied ones once. Looks at the tensors and changes none.
+  /// Takes parameters in registration order, tied ones once. Looks at the tensors and changes none.
   /// Throws ConfigError naming a parameter that cannot be trained, or groups that make no sense.
   Model(NamedTensors tensors, const std::vector<ParameterGroup>& groups);
   ~Model();
@@ -89,20 +89,21 @@ class Model {
   /// Parameters and buffers, which are on the CPU, move to this device when the engine takes them
   /// over: one after the other, so that a model need not fit there whole.
   void goes_to(c10::Device device) { device_ = device; }
-  /// The buffers move, and those in floating point get `dtype`, if it is given, unless their module
+  /// Moves the buffers. Those in floating point get `dtype`, if it is given, unless their module
   /// stays in fp32.
   void move_buffers(std::optional<at::ScalarType> dtype) const;
-  /// Index of a parameter by any of its names. Throws ConfigError naming the nearest.
+  /// Returns the index of a parameter by any of its names. Throws ConfigError naming the nearest.
   int64_t index_of(std::string_view name) const;
-  /// Index of a parameter by any of its tensors.
+  /// Returns the index of a parameter by any of its tensors.
   std::optional<int64_t> find(const at::Tensor& tensor) const;
-  /// It required a gradient when the engine was made.
+  /// Returns whether the parameter required a gradient when the engine was made.
   bool trainable(int64_t index) const { return trainable_[static_cast<size_t>(index)]; }
 
   /// The parameters of the modules that `patterns` (Config::fp32_modules) name stay in fp32 too.
   /// Throws ConfigError for a pattern that none has.
   void keep_fp32(const std::string& patterns);
-  /// Its module computes in fp32: it has running statistics in that (Note [Buffers]), or was named.
+  /// Returns whether the parameter's module computes in fp32: it has running statistics in fp32
+  /// (Note [Buffers]), or was named.
   bool stays_fp32(int64_t index) const { return stays_fp32_[static_cast<size_t>(index)]; }
 
   /// Returns NamedTensors::rethrow.
@@ -114,70 +115,72 @@ class Model {
   std::optional<size_t> beside_matrices_of(size_t group) const {
     return group < beside_.size() ? beside_[group] : std::nullopt;
   }
-  /// By parameter: its group.
+  /// Returns the group of each parameter.
   const std::vector<size_t>& group_of() const { return group_of_; }
-  /// As it suits a parameter.
+  /// Returns the optimizer as it suits a parameter.
   Optimizer optimizer_of(int64_t index) const {
     return optim::suited(optimizers_[group_of_[static_cast<size_t>(index)]],
                          parameter(index).dim());
   }
 
-  /// Return what the plan needs to know of one parameter, and of all.
+  /// Return one parameter, and the whole model, as the plan needs them.
   ParameterShape shape_of(int64_t index) const;
   ModelShape shape() const;
 
-  /// Throws ConfigError, on every rank, unless all were given the same model and configuration: or
-  /// their collectives would not match. Collective.
+  /// Throws ConfigError, on every rank, unless all were given the same model and configuration:
+  /// otherwise their collectives would not match. Collective.
   void agree(const Config& config, comm::Group& group) const;
 
-  // Taking over, in this order.
+  // The engine takes the model over by these calls, in this order.
 
-  /// Takes the parameters, with their values, from the engines that have them. Collective where
+  /// Takes the parameters, with their values, from the engines that have them. Collective if
   /// those have updates under way.
   void take_over();
   /// Makes each parameter dense.
   void make_dense() const;
-  /// Gives a parameter a storage of its own, with rank 0's values: one after the other as they are
-  /// taken, since the model may lie in files that are larger than memory. Collective.
+  /// Gives a parameter a storage of its own, with rank 0's values. The engine calls it as it takes
+  /// one parameter after the other, since the model may lie in files that are larger than memory.
+  /// Collective.
   void settle_values(int64_t index, comm::Group& group) const;
-  /// The first tensor of each parameter has been moved: those tied to it follow.
+  /// Makes tied tensors follow the first tensor of their parameter, which has been moved.
   void tie() const;
   /// Parameters are where they stay (`paged`: a pager shows the first tensor of each). From here on
   /// changes are noticed, and gradients go to `sink`.
   void settle(bool paged, GradientSink& sink);
-  /// Taking over has failed: those whose bytes are gone say so when they are used.
+  /// Taking over has failed: parameters whose bytes are gone say so when they are used.
   void disown() const;
-  /// Another engine may take the model over, and calls `release`, which ends this.
+  /// Another engine may take the model over. It calls `release`, which ends this engine.
   void allow_take_over(std::function<void()> release) { release_ = std::move(release); }
-  /// Ends that: gives the user's hooks their places back.
+  /// Ends the use of the model, and gives the user's hooks their places back.
   void leave();
 
   /// Throws Error naming a parameter whose storage was replaced since `settle`, or one that was
   /// frozen then and is not now.
   void check() const;
-  /// Throws Error naming a parameter that was registered, or replaced by another, since. Nothing
-  /// where the module cannot be asked, or is gone.
+  /// Throws Error naming a parameter that was registered, or replaced by another, since `settle`.
+  /// Does nothing if the module cannot be asked, or is gone.
   void check_names() const;
-  /// Puts the hooks where they belong, in front of those that the user has set since.
+  /// Puts the engine's hooks back where the user has set others since; the user's run first.
   void hook();
 
   // Buffers. See Note [Buffers].
 
-  /// As a file holds them: dense, complex numbers as pairs.
+  /// Returns the buffers as a file holds them: dense, complex numbers as pairs.
   std::vector<Buffer> plain_buffers() const;
-  /// Writes what `plain_buffers` gave, in any dtype.
+  /// Writes a buffer in the form of `plain_buffers`, in any dtype.
   void set_buffer(size_t index, const at::Tensor& plain) const;
-  /// Collective, but with BufferPolicy::per_rank.
+  /// Makes the buffers of all ranks follow the policy. Collective, except with
+  /// BufferPolicy::per_rank.
   void synchronize_buffers(BufferPolicy policy, comm::Group& group) const;
 
-  /// A parameter that operators have written since the last `take_written`.
+  /// Returns whether operators have written the parameter since the last `take_written`.
   bool written(int64_t index) const {
     return version(index) != versions_[static_cast<size_t>(index)];
   }
-  /// Counts it as written, where nothing shows it.
+  /// Counts a parameter as written although its version does not show it.
   void mark_written(int64_t index) { versions_[static_cast<size_t>(index)] = -1; }
-  /// Parameters of those that are `wanted` (a predicate of the index) that operators have written
-  /// since the last call.
+  /// Returns the parameters that are `wanted` (a predicate of the index) and that operators have
+  /// written since the last call.
   template <class Wanted>
   std::vector<int64_t> take_written(const Wanted& wanted) {
     std::vector<int64_t> written;
@@ -192,7 +195,7 @@ class Model {
  private:
   std::optional<c10::Device> device_;
   class Hook;
-  /// A tensor that shows a parameter, and what the engine has made of it.
+  /// A tensor that shows a parameter, and its storage as the engine left it.
   struct Shown {
     at::Tensor tensor;
     std::string name;
@@ -216,16 +219,16 @@ class Model {
   std::vector<Buffer> buffers_;
   std::vector<bool> trainable_;
   std::vector<bool> stays_fp32_;
-  std::set<std::string> fp32_modules_;              // by name with the dot behind it
-  std::unordered_map<std::string, int64_t> index_;  // of every name, tied ones too
+  std::set<std::string> fp32_modules_;              // their names with the dot
+  std::unordered_map<std::string, int64_t> index_;  // by every name, tied ones too
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;
-  std::vector<std::optional<size_t>> beside_;  // by group as given: that of what Muon cannot train
+  std::vector<std::optional<size_t>> beside_;  // by group as given: that of the rest
   std::vector<size_t> group_of_;
   std::function<NamedTensors()> list_again_;
   std::function<void()> rethrow_;
   std::vector<int64_t> versions_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // of tied ones
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // those of tied parameters
   GradientSink* sink_ = nullptr;
   bool paged_ = false;
   std::function<void()> release_;

@@ -25,7 +25,7 @@ struct ParameterShape {
   Optimizer optimizer = AdamW{};
 
   int64_t numel() const;
-  /// Its rows follow each other in the order of their elements.
+  /// Returns whether its rows follow each other in the order of their elements.
   bool is_contiguous() const;
 };
 

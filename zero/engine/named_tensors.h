@@ -15,17 +15,16 @@ namespace zero {
 struct NamedTensors {
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::vector<std::pair<std::string, at::Tensor>> buffers;
-  /// Lists the parameters as they are now, for whoever wants to know whether any has come: nothing
-  /// once the module is gone. Null where that cannot be known (a module that was given by
-  /// reference).
+  /// Lists the parameters as they are now, so that new ones are found; lists nothing once the
+  /// module is gone. Null if that cannot be known (a module that was given by reference).
   std::function<NamedTensors()> again = {};
   /// Called in the handler of an exception that leaves through LibTorch (an operator on a sharded
-  /// parameter, a backward pass): may throw it as something else, which the program's language
-  /// knows. Null: it leaves as it is.
+  /// parameter, a backward pass). It may throw another exception in its place, which the program's
+  /// language knows. Null: the exception leaves unchanged.
   std::function<void()> rethrow = {};
 };
 
-/// The parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a
+/// Returns the parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a
 /// TorchScript module. A template, so that this header needs neither's headers.
 template <class Model>
 NamedTensors named_tensors(const Model& model) {

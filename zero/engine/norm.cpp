@@ -41,9 +41,9 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
   return norms;
 }
 
-// A rank's message has a number for each unit, and one more: a bit that is set where a gradient is
-// not finite, one where the rank's user has written to a parameter, and the settings. A frozen unit
-// has no norm: its number tells whether the rank's user has written to it.
+// A rank's message has a number for each unit, and one more: a bit that is set if a gradient is not
+// finite, a bit that is set if the rank's user has written to a parameter, and the settings. A
+// frozen unit has no norm: its number tells whether the rank's user has written to it.
 GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
                        const std::vector<uint8_t>& written, int64_t settings) {
   const size_t units = mine.size();
@@ -101,7 +101,7 @@ void add_squares(ExactSum& sum, const at::Tensor& values) {
 
 }  // namespace
 
-// Each of the ranks that shard adds up its slices, also where it holds all elements.
+// Each of the ranks that shard adds up its slices, even if it holds all elements.
 std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce) {
   const auto& layout = plan.layout();
   const auto& group_of = plan.model().group_of();
@@ -111,7 +111,7 @@ std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce
     if (!plan.trainable(u)) continue;
     const auto& owned = plan.units()[static_cast<size_t>(u)].owned;
     const auto slice = partition::intersect(owned, layout.slice(u, shards.rank()));
-    at::Tensor gradient;  // of the owned elements, once it is needed
+    at::Tensor gradient;  // the owned elements, once they are needed
     for (const auto& segment : layout.unit(u).segments) {
       const auto part = partition::intersect(segment.range(), slice);
       const auto p = static_cast<size_t>(segment.parameter);

@@ -5,8 +5,9 @@
 // order that depends neither on the stage nor on the places of sums: unit by unit, and in each unit
 // one term for each of the N parts of its array. Each rank computes the term of its own part of
 // each unit (with replicas, a part of the slice that they share), and one all-gather gives all
-// terms to all ranks. The norm of one parameter group is different: what a group has in a part
-// depends on N, so its squares are added up exactly (Note [Exact sums] in optim/exact_sum.h).
+// terms to all ranks. The norm of one parameter group is different: the elements that a group has
+// in a part depend on N, so its squares are added up exactly (Note [Exact sums] in
+// optim/exact_sum.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +24,7 @@ namespace zero {
 
 class ReduceFlow;
 
-/// Takes this rank's terms.
+/// Computes this rank's terms.
 class UnitNorms {
  public:
   UnitNorms(int64_t units, c10::Device device);
@@ -40,7 +41,7 @@ class UnitNorms {
 
 /// All ranks know this about the sums of a step.
 struct GlobalNorm {
-  double norm = 0;     ///< of the sums over ranks and micro-batches, not of their mean
+  double norm = 0;     ///< the norm of the sums over ranks and micro-batches, not of their mean
   bool finite = true;  ///< no gradient of any rank is infinite or NaN
   /// By unit: 1 if it is frozen, parameters are sharded, and some rank's user has written to it.
   std::vector<uint8_t> frozen_written{};
@@ -50,13 +51,12 @@ struct GlobalNorm {
 
 /// Adds up the terms of all ranks. `mine` has the terms of this rank, and `written`, by unit, tells
 /// whether its user has written to parameters; `settings` is a number below 2^48 that stands for
-/// what must be the same on all ranks. No rank reads the published parameters any more when this
-/// returns, since each has ended its backward pass. Collective.
+/// the settings that must be the same on all ranks. No rank reads the published parameters any more
+/// when this returns, since each has ended its backward pass. Collective.
 GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
                        const std::vector<uint8_t>& written, int64_t settings);
 
-/// Returns the norm of each parameter group, also of the sums. The sums of the step are complete.
-/// Collective.
+/// Returns the norm of each parameter group's sums. The sums of the step are complete. Collective.
 std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce);
 
 }  // namespace zero

@@ -10,14 +10,14 @@
 
 namespace zero {
 
-/// The group whose collectives carry the tensors of `model`: `ranks`, or the same rank alone with
-/// memory on the model's device. A model on the CPU goes to the device of `ranks`
-/// (Model::goes_to). Throws ConfigError where `ranks` are several and carry the tensors of another
+/// Returns the group whose collectives carry the tensors of `model`: `ranks`, or the same single
+/// rank with memory on the model's device. A model on the CPU goes to the device of `ranks`
+/// (Model::goes_to). Throws ConfigError if `ranks` are several and carry the tensors of another
 /// device.
 std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks, Model& model);
 
-/// Loads the plugin for the model's device, where its kernels are not there yet. Throws ConfigError
-/// where that cannot be done, or naming the first key that asks for what is done on the CPU alone.
+/// Loads the plugin for the model's device, if its kernels are missing. Throws ConfigError if that
+/// fails, or naming the first key that asks for something that only the CPU does.
 void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model,
                      const comm::Topology& topology);
 

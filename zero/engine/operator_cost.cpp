@@ -19,14 +19,14 @@ at::Tensor tensor(Inputs inputs, size_t index) {
 
 int64_t elements(const at::Tensor& of) { return of.defined() ? of.numel() : 0; }
 
-// Elements for each step along the last dimension: the rows of a matrix, of all of a batch.
+// Returns the elements for each step along the last dimension: the rows of all matrices of a batch.
 int64_t rows(const at::Tensor& of) {
   return of.dim() > 0 && of.size(-1) > 0 ? of.numel() / of.size(-1) : 0;
 }
 
 // --- Matrix products ---
 
-// a (..., M, K) by b (..., K, N), or by a vector.
+// Returns the MACs of a (..., M, K) by b (..., K, N), or by a vector.
 int64_t product(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return 0;
   return a.numel() * (b.dim() > 1 ? b.size(-1) : 1);
@@ -40,7 +40,7 @@ OperatorCost added_to(Inputs inputs) {
   return {.macs = product(tensor(inputs, 1), tensor(inputs, 2)), .of_element = 1};
 }
 
-// x (..., in) by a weight (out, in).
+// Counts x (..., in) by a weight (out, in).
 OperatorCost linear(Inputs inputs) {
   const auto weight = tensor(inputs, 1);
   if (!weight.defined() || !tensor(inputs, 0).defined()) return {};
@@ -96,7 +96,7 @@ OperatorCost of_result(Inputs /*inputs*/) { return {.of_element = 1}; }
 OperatorCost of_input(Inputs inputs) { return {.flops = elements(tensor(inputs, 0))}; }
 OperatorCost nothing(Inputs /*inputs*/) { return {}; }
 
-// Names without their "aten::", and without the "_" of those that work in place.
+// The names have no "aten::", and no "_" of operators that work in place.
 const std::unordered_map<std::string_view, Formula>& formulas() {
   static const auto all = [] {
     std::unordered_map<std::string_view, Formula> table;

@@ -1,8 +1,9 @@
-// Counts from shapes what an operator of LibTorch or of libzero computes.
+// Counts from shapes the FLOPs of an operator of LibTorch or of libzero.
 //
 // Note [What an operator counts]
-// A multiply-accumulate (MAC) is 2 FLOPs. What counts, as DeepSpeed's flops profiler has it but for
-// a linear layer's bias (which counts here) and the gates of recurrent layers (which do not):
+// A multiply-accumulate (MAC) is 2 FLOPs. The table shows what counts. It is the count of
+// DeepSpeed's flops profiler, except that a linear layer's bias counts here and the gates of
+// recurrent layers do not:
 //
 //   matrix products     M K N MACs of (M, K) x (K, N), for each matrix of a batch; a bias, or what
 //                       else is added to the product, 1 FLOP for each element of the result
@@ -19,8 +20,8 @@
 //                       powers, roots, exponentials, activations, softmax; where that is of floats
 //   pooling             1 for each element of the input; upsampling 1 for each one of the result
 //
-// All else (views, copies, embeddings, dropout, comparisons, sorting, sums over a dimension) counts
-// nothing. Of operators that call each other the outermost that counts does.
+// Everything else (views, copies, embeddings, dropout, comparisons, sorting, sums over a dimension)
+// counts nothing. If operators call each other, the outermost one that counts is taken.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -39,7 +40,7 @@ struct OperatorCost {
   int64_t macs_of_element = 0;
 
   bool needs_result() const { return of_element != 0 || macs_of_element != 0; }
-  /// The whole, where the result has so many elements.
+  /// Return the totals for a result of `elements` elements.
   int64_t total_macs(int64_t elements) const { return macs + macs_of_element * elements; }
   int64_t total_flops(int64_t elements) const {
     return 2 * total_macs(elements) + flops + of_element * elements;
@@ -47,8 +48,8 @@ struct OperatorCost {
 };
 
 /// Returns the cost of an operator by its name ("aten::addmm", "aten::add_") with these arguments,
-/// or nothing if Note [What an operator counts] does not know it: then those that it calls may
-/// count.
+/// or nothing if Note [What an operator counts] does not list it: then the operators that it calls
+/// may count.
 std::optional<OperatorCost> operator_cost(std::string_view name,
                                           c10::ArrayRef<const c10::IValue> inputs);
 

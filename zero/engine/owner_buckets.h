@@ -28,19 +28,19 @@ class OwnerBuckets {
     friend bool operator==(const Item&, const Item&) = default;
   };
 
-  /// Buckets of at most `bucket_bytes` bytes (at least one element a rank), charged as
+  /// Makes buckets of at most `bucket_bytes` bytes (at least one element a rank), charged as
   /// communication.
   OwnerBuckets(std::shared_ptr<comm::Group> group, int64_t bucket_bytes);
 
-  /// Sets what is moved; the same on every rank. Cheap when nothing has changed.
+  /// Sets the items, which must be the same on every rank. Cheap when nothing has changed.
   void plan(const std::vector<Item>& items);
 
   /// Tensor i is item i: contiguous, 1-D. Collective; returns when done. Tensors that this rank
   /// owns become the mean over all ranks, summed in rank order in fp32 (fp64 for fp64) and rounded
-  /// once; the others stay as they are.
+  /// once; the others do not change.
   void reduce(std::span<const at::Tensor> tensors);
 
-  /// The same, but the others' tensors become their owners'.
+  /// Sends tensors the other way: tensor i of each rank becomes equal to that of its owner.
   void share(std::span<const at::Tensor> tensors);
 
  private:

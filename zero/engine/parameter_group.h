@@ -27,7 +27,7 @@ struct ParameterGroup {
 };
 
 /// Decides what happens to buffers (batch norm's running statistics), which each rank computes from
-/// its own micro-batches. Buffers of integers become rank 0's where others are averaged.
+/// its own micro-batches. Buffers of integers become rank 0's if others are averaged.
 enum class BufferPolicy : uint8_t {
   per_rank,  ///< each rank keeps its own, as with FSDP
   rank_0,    ///< all ranks get rank 0's at the end of each step, as with DDP before each forward

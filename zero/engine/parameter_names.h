@@ -1,5 +1,5 @@
 // Finds the parameter that a tensor is, or shows a part of. Observers of operators need it, since
-// operators have no names for what they read.
+// operators have no names for their inputs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,11 +22,11 @@ class ParameterNames {
 
   size_t size() const { return names_.size(); }
   const std::string& name(size_t index) const { return names_[index]; }
-  /// None where the tensor is no part of any.
+  /// Returns nothing if the tensor is no part of any.
   std::optional<size_t> find(const at::Tensor& tensor) const;
 
  private:
-  struct Stretch {  // of a storage, in elements
+  struct Stretch {  // a part of a storage, in elements
     int64_t begin = 0;
     int64_t end = 0;
     size_t index = 0;
@@ -35,7 +35,7 @@ class ParameterNames {
   std::unordered_map<const void*, std::vector<Stretch>> stretches_;
 };
 
-/// The tensors of an operator's argument or result, those of a list one by one.
+/// Visits the tensors of an operator's argument or result, those of a list one by one.
 template <class Visit>
 void each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {

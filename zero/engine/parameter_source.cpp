@@ -10,7 +10,7 @@ void check_memory_of(const at::Tensor& parameter) {
     HostAllocator::instance().check(parameter.storage().mutable_data());
 }
 
-// The memory of each parameter is freed at once: the whole model need not fit in memory.
+// Frees the memory of each parameter at once, so the whole model need not fit in memory.
 void PagedSource::take(int64_t index, const at::Tensor& parameter) {
   table_.write_parameter(index, flat_view(parameter));
   check_memory_of(parameter);

@@ -1,10 +1,11 @@
-// The ways in which parameters come from the table to where operators read them: one file each.
+// The ways in which parameters come from the table to the place where operators read them. Each has
+// a file.
 //
 // Note [Sources of parameters]
-// At stages 0 to 2 every rank has all elements of each unit, and the owners publish what they
-// updated (whole_units.cpp). At stage 3 a pager asks a source for units: slices may lie side by
-// side in memory that the ranks of a host share (window_units.cpp), or they are gathered over the
-// ranks (sliced_units.cpp).
+// At stages 0 to 2 every rank has all elements of each unit, and the owners publish their updated
+// slices (whole_units.cpp). At stage 3 a pager asks a source for units: slices may lie side by side
+// in memory that the ranks of a host share (window_units.cpp), or they are gathered over the ranks
+// (sliced_units.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,10 +41,10 @@ class ParameterSource {
   virtual void finish_publish() {}
   /// Blocks until none of this rank's slices is on its way any more: they may be written.
   virtual void settle() {}
-  /// The parameters change: forgets what was written to gathered units, and what was read ahead.
+  /// The parameters change: forgets writes to gathered units, and slices that were read ahead.
   virtual void forget() {}
   /// Returns the full unit in its dtype, as the owners store it (never quantised): valid until the
-  /// parameters change. Collective where gathers are matched.
+  /// parameters change. Collective if gathers are matched.
   virtual at::Tensor full(int64_t unit) = 0;
 };
 
@@ -81,7 +82,7 @@ class PagedSource : public ParameterSource, public paging::UnitSource {
   std::function<void()> touched_;
 };
 
-/// Throws where memory of the host allocator, which `parameter` was read from, has been overrun.
+/// Throws if memory of the host allocator, from which `parameter` was read, has been overrun.
 void check_memory_of(const at::Tensor& parameter);
 
 }  // namespace zero

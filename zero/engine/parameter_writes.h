@@ -14,23 +14,24 @@ namespace zero {
 
 class ParameterWrites {
  public:
-  /// All outlive this.
+  /// The arguments outlive this.
   ParameterWrites(EnginePlan& plan, StateTable& table, GatherFlow& gather)
       : plan_(plan), table_(table), gather_(gather), frozen_written_(plan.units().size(), 0) {}
 
   /// Returns, by unit, whether this rank's user has written to it since the last step.
   std::vector<uint8_t> written_units() const;
-  /// Writes since the last step go from gathered copies to the shards and master weights.
+  /// Copies writes since the last step from gathered units to the shards and master weights.
   void commit();
   /// Throws Error, on every rank, naming a trainable parameter that a rank's user wrote since the
   /// last step; once for each write. Collective.
   void refuse(std::string_view when);
-  /// Gathered units are about to be out of date. Throws Error where one is pinned.
+  /// Drops gathered units, which are about to be out of date. Throws Error if one is pinned.
   void invalidate();
-  /// In a step: by unit, whether a rank's user has written to it, where it is frozen and sharded.
+  /// Tells, in a step and by unit, whether a rank's user has written to a unit that is frozen and
+  /// sharded.
   void set_frozen_written(std::vector<uint8_t> units) { frozen_written_ = std::move(units); }
-  /// Shows the owned elements of a unit to all, where this step changes them: of a frozen one
-  /// where a user has written to it.
+  /// Shows the owned elements of a unit to all ranks if this step changes them. Those of a frozen
+  /// unit change only if a user has written to it.
   void publish(int64_t unit) {
     if (plan_.trainable(unit) || frozen_written_[static_cast<size_t>(unit)] != 0)
       gather_.publish(unit);

@@ -16,7 +16,7 @@ constexpr auto kNormsBytes = static_cast<int64_t>(sizeof(optim::ParameterNorms))
 static_assert(std::is_trivially_copyable_v<optim::ParameterNorms> &&
               sizeof(optim::ParameterNorms) == 2 * optim::ExactSum::kWords * sizeof(int64_t));
 
-// Messages of bytes are whole words.
+// Messages of bytes have the size of whole words.
 constexpr int64_t kWord = 8;
 
 class Batcher {
@@ -36,7 +36,7 @@ class Batcher {
 
  private:
   void make_batches() {
-    // Directions of a batch are held at a time.
+    // The directions of one batch are held at a time.
     constexpr int64_t kFactoredNumel = 1 << 22;
     PassBatch by_parameter{.reach = Reach::parameter};
     PassBatch by_matrix{.reach = Reach::matrix};
@@ -69,7 +69,7 @@ class Batcher {
     close(by_parameter);
   }
 
-  // The most expensive matrix first, each to the rank that has least to do.
+  // Deals out the most expensive matrix first, each to the rank that has least to do.
   void deal(PassBatch& batch) const {
     for (const int64_t u : batch.units) {
       for (const auto& segment : layout_.unit(u).segments) {
@@ -99,7 +99,7 @@ class Batcher {
     }
   }
 
-  // Arrays are gathered after the first passes in this order.
+  // The ranks gather the arrays in this order after the first passes.
   void plan_exchange(PassBatch& batch) const {
     auto& gathered = batch.gathered_bytes;
     if (batch.reach == Reach::matrix) {
@@ -119,7 +119,7 @@ class Batcher {
       gathered.push_back(ranks_ * static_cast<int64_t>(batch.shared.size()) * kNormsBytes);
   }
 
-  // The most rows and columns that the slice of a rank meets.
+  // Returns the most rows and columns that the slice of any rank meets.
   int64_t factor_message(const PassBatch& batch) const {
     std::vector<int64_t> counts(static_cast<size_t>(ranks_), 0);
     for (const int64_t u : batch.units) {

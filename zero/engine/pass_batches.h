@@ -1,5 +1,5 @@
-// How updates in two passes are batched, and what the ranks tell each other after the first passes
-// of a batch (Note [Exchange between passes] in two_passes.h): numbers alone, decided in the plan.
+// The batches of updates in two passes, and the exchanges between ranks after the first passes of a
+// batch (Note [Exchange between passes] in two_passes.h): numbers alone, decided in the plan.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct PassBatch {
   /// A matrix that one rank makes orthogonal.
   struct Matrix {
     int64_t parameter = 0;
-    int64_t rows = 0;  ///< as the storage has them
+    int64_t rows = 0;  ///< in the storage's order
     int64_t columns = 0;
     int owner = 0;
-    int64_t offset = 0;  ///< in what the owner sends, in elements
+    int64_t offset = 0;  ///< in the owner's message, in elements
   };
 
   optim::Reach reach = optim::Reach::parameter;
@@ -36,8 +36,8 @@ struct PassBatch {
   std::vector<int64_t> gathered_bytes{};
 };
 
-/// The batches of a step, in the order of their first passes, for as many `ranks` that shard.
-/// `sliced`: optimizer states lie in slices on these, so that an exchange is needed.
+/// Returns the batches of a step, in the order of their first passes, for `ranks` ranks that shard.
+/// `sliced`: optimizer states lie in slices on those ranks, so that an exchange is needed.
 std::vector<PassBatch> batch_passes(const partition::Layout& layout,
                                     const std::vector<UnitPlan>& units, const ModelShape& model,
                                     int64_t ranks, bool sliced);

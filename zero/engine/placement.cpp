@@ -29,7 +29,7 @@ void check_shard_size(int64_t size, const comm::Group& all) {
       size, all.size(), local, fmt::join(choices, ", ")));
 }
 
-// On one host the whole parameters lie in an array that its ranks share, as hpZ wants them.
+// With hpZ the whole parameters must lie in an array that the ranks of one host share.
 void check_kept(const Config& config, const comm::Group& all) {
   const int64_t size = config.hpz_partition_size;
   if (size == 1) return;
@@ -58,8 +58,8 @@ void check_kept(const Config& config, const comm::Group& all) {
 
 }  // namespace
 
-// A foreign backend may span hosts of different sizes. Everything that it sends counts as leaving a
-// host, as in the ledger of traffic: each rank is a host of its own.
+// A backend that is not libzero's may span hosts of different sizes. Everything that it sends
+// counts as leaving a host, as in the ledger of traffic: each rank counts as a host of its own.
 PlannedRanks Placement::planned() const {
   const auto& topology = all->topology();
   const int64_t ranks_a_host = topology.regular ? topology.local_size : 1;

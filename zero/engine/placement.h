@@ -1,13 +1,13 @@
-// Over which ranks the states lie.
+// The ranks that the states lie on.
 //
 // Note [Hybrid sharding]
 // With mics_shard_size S the N ranks are N/S blocks of S consecutive ones. A block shards the
 // states, and each block holds the same: rank p of each is a replica of the others' rank p. So
 // parameters are gathered in a block alone. Gradients add up in the block, unrounded, then over the
-// replicas in the order of blocks, and are rounded once (slice_sum.h): where S is the ranks of a
-// host this is the order of additions of all ranks (Note [Order of additions] in
-// comm/hosts_collectives.h). Work that all replicas would repeat (a sum, the norm) is
-// divided: each rank does one N-th of it.
+// replicas in the order of blocks, and are rounded once (slice_sum.h): if S is the number of a
+// host's ranks, this is the order of additions of all ranks (Note [Order of additions] in
+// comm/hosts_collectives.h). Work that all replicas would repeat (a sum, the norm) is divided: each
+// rank does one N-th of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +23,8 @@
 namespace zero {
 
 /// Each state is sharded over the ranks of `shards`, or whole on each of them, as `sharded` says;
-/// the ranks of `replicas` hold the same. The two groups cross: a rank is in one of each. Where all
-/// ranks shard with all, `replicas` is a group of one.
+/// the ranks of `replicas` hold the same. The two groups cross: a rank is in one of each. If there
+/// is one block, `replicas` is a group of one.
 struct Placement {
   partition::Placement sharded;
   std::shared_ptr<comm::Group> all;
@@ -33,7 +33,7 @@ struct Placement {
 
   /// Returns the same as numbers, which is all that the plan and the costs need.
   PlannedRanks planned() const;
-  /// The ranks whose gradients add up.
+  /// Returns the number of ranks whose gradients add up.
   int ranks() const { return all->size(); }
   /// Returns the part of a slice, which this rank and its replicas hold, that this rank adds up for
   /// the others.
@@ -41,13 +41,13 @@ struct Placement {
     const int64_t numel = slice.numel() / replicas->size();
     return slice.narrow(0, replicas->rank() * numel, numel);
   }
-  /// The rank of `all` whose part of an array is number `part` of ranks().
+  /// Returns the rank of `all` whose part of an array is number `part` of ranks().
   int rank_of_part(int part) const {
     return part % replicas->size() * shards->size() + part / replicas->size();
   }
 };
 
-/// The groups that `config` asks for. Throws ConfigError where mics_shard_size or
+/// Makes the groups that `config` asks for. Throws ConfigError if mics_shard_size or
 /// zero_hpz_partition_size does not suit the hosts. Collective.
 Placement place(const Config& config, std::shared_ptr<comm::Group> all);
 

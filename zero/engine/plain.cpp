@@ -27,8 +27,8 @@ void PlainZero::stage_0(const std::vector<Pass>& passes) {
   update_all();
 }
 
-// P_os, section 5.1: a rank keeps the optimizer states of its slice, so it needs the sum of that
-// slice alone, and the others need the parameters that it makes.
+// P_os, section 5.1: a rank keeps the optimizer states of its slice. So it needs the sum of that
+// slice only, and the other ranks need the parameters that it makes.
 void PlainZero::stage_1(const std::vector<Pass>& passes) {
   for (const auto& pass : passes) {
     pass();
@@ -77,7 +77,8 @@ PlainZero::StepResult PlainZero::step(const std::vector<Pass>& passes) {
   return result_;
 }
 
-// Returns what a pass left in `.grad` as one array. Parameters without a gradient have zeros there.
+// Returns the gradients that a pass left in `.grad` as one array, with zeros for parameters without
+// a gradient.
 at::Tensor PlainZero::take_gradients(const Unit& unit) {
   const auto dtype = unit.mine.scalar_type();
   auto array = at::zeros({unit.shape.numel}, dtype);
@@ -117,7 +118,8 @@ void PlainZero::all_gather(Unit& unit) const {
 }
 
 // Every rank adds up the squares of its slices, and all add these sums in the order of units and
-// ranks. The mean over ranks and micro-batches and the clipping are one factor, applied once.
+// ranks. The mean over ranks and micro-batches, and the clipping, are one factor, which is applied
+// once.
 void PlainZero::update_all() {
   const c10::NoGradGuard no_grad;
   const auto units = static_cast<int64_t>(units_.size());

@@ -8,9 +8,9 @@
 // Note [Plain ZeRO]
 // The parameters are laid out in units, which are flat arrays, and each of the N ranks owns one of
 // N equal slices of every unit (partition/layout.h). The four functions at the top of plain.cpp are
-// one training step each. They differ in what a rank keeps whole, and in when a collective runs.
-// Psi is the number of parameters, and the traffic is what a rank sends in a step of k passes, in
-// elements and times (N-1)/N:
+// one training step each. They differ in the arrays that a rank keeps whole, and in the moments at
+// which a collective runs. Psi is the number of parameters, and the traffic is the number of
+// elements that a rank sends in a step of k passes, times (N-1)/N:
 //
 //   stage  whole on every rank     a slice on each rank      collectives and traffic
 //   0      parameters, gradients,                            all-reduce after the last pass, 2 Psi
@@ -54,7 +54,7 @@ class PlainZero {
   };
   struct StepResult {
     double grad_norm = 0;  ///< global L2 norm of the mean gradient before clipping
-    bool updated = false;  ///< false where a gradient is infinite or NaN: nothing was changed
+    bool updated = false;  ///< false if a gradient is infinite or NaN: nothing was changed
   };
   /// Computes a loss of one micro-batch on this rank and calls `loss.backward()`.
   using Pass = std::function<void()>;
@@ -67,8 +67,8 @@ class PlainZero {
             std::shared_ptr<comm::Group> group);
 
   /// Runs the passes, adds their gradients over passes and ranks, clips, and updates. As a rule
-  /// there is one pass for each micro-batch; all ranks run as many. Collective. Throws what a pass
-  /// throws; the object cannot be used any more then.
+  /// there is one pass for each micro-batch; all ranks run equally many. Collective. Passes on an
+  /// exception of a pass; the object cannot be used any more then.
   StepResult step(const std::vector<Pass>& passes);
   /// Sets the learning rate from the next update on.
   void set_lr(double lr) { lr_ = lr; }

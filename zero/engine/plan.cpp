@@ -22,10 +22,10 @@ Tier tier_of(OffloadDevice device) {
                                         : Tier::device;
 }
 
-// Chooses `tier` for all units but the first ones that hold no more than `may_stay` of this rank's
+// Chooses `tier` for all units except the first ones, which hold at most `may_stay` of this rank's
 // elements. Every unit is used as often as any other. But backward reduces the gradients of the
-// first units last, and the next forward pass needs these units first, so an update of theirs that
-// waits for a disk holds the step up.
+// first units last, and the next forward pass needs these units first, so their updates hold the
+// step up if they wait for a disk.
 class Beyond {
  public:
   Beyond(int64_t may_stay, Tier tier) : left_(may_stay), tier_(tier) {}
@@ -117,7 +117,8 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
     plan.parameters_at = parameters_at.of_next(plan.owned.size());
     plan.states_at = states_at.of_next(plan.owned.size());
     plan.own_memory = model.own_memory;
-    // Gradients go to the host with the states that they update; to a disk they need not.
+    // Gradients go to the host with the states that they update. They need not go to a disk with
+    // them.
     const bool to_host =
         plan.states_at == Tier::host || (plan.states_at == Tier::disk && plan.own_memory);
     plan.gradients_at = gradients_on_disk ? Tier::disk : to_host ? Tier::host : Tier::device;

@@ -24,12 +24,12 @@ partition::Layout lay_out(const ModelShape& model, const Config& config,
 /// Returns the dtype that the engine gives a parameter.
 at::ScalarType dtype_in_engine(const ParameterShape& parameter, const Config& config);
 
-/// Returns which states are sharded over as many ranks. One rank has nobody to shard with: every
-/// state is whole on it; what lies on the host or a disk comes and goes all the same.
+/// Returns which states are sharded over as many ranks. One rank has nobody to shard with, so every
+/// state is whole on it. States on the host or a disk still come and go.
 partition::Placement sharded_states(const Config& config, int64_t ranks);
 
 /// Makes a row for each unit of a layout that lay_out has made, for the rank that `ranks` names.
-/// Throws ConfigError where master weights cannot be split, or gradients not be sent as
+/// Throws ConfigError if master weights cannot be split, or gradients not be sent as
 /// communication_data_type says. Talks to nobody.
 std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
                                  const Config& config, const PlannedRanks& ranks);

@@ -140,7 +140,7 @@ void ReduceFlow::finish() {
   const at::NoGradGuard no_grad;
   const auto agreed = presence_.agree(placement_, order_, reduction_->report());
   reduction_->reduce_left(agreed);
-  finished_ = true;  // what fails from here on has failed for good
+  finished_ = true;  // a failure from here on is final
   {
     const SideScope on(side_, mark_);
     reduction_->complete(agreed);

@@ -7,8 +7,8 @@
 //     ShardedGradients     at stages 2 and 3, in each backward pass
 //   GradientSums         stores the sum of sharded gradients where the update reads it
 //   UnitNorms            takes the norm of the sums
-// Beside these, ReductionOrder keeps the order in which all ranks reduce units, GradientPresence
-// knows which parameters had a gradient on some rank, and Reductions waits for what is under way.
+// Besides, ReductionOrder keeps the order in which all ranks reduce units, GradientPresence knows
+// which parameters had a gradient on some rank, and Reductions waits for reductions under way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@ namespace zero {
 /// threads of its own.
 class ReduceFlow {
  public:
-  /// Both outlive this.
+  /// Both arguments outlive this.
   ReduceFlow(const EnginePlan& plan, StateTable& table);
   ReduceFlow(const ReduceFlow&) = delete;
   ReduceFlow& operator=(const ReduceFlow&) = delete;
@@ -45,9 +45,9 @@ class ReduceFlow {
   /// See GradientReduction::observe.
   void observe(ReductionObserver* observer) { reduction_->observe(observer); }
 
-  // A backward pass.
+  // The calls of a backward pass.
 
-  /// Begins a pass, which is described as in GradientReduction::Pass. Throws Error where the step
+  /// Begins a pass, which is described as in GradientReduction::Pass. Throws Error if the step
   /// can have no other pass: its gradients have been completed, or handed over for updates.
   void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {},
                       bool last = false);
@@ -57,12 +57,12 @@ class ReduceFlow {
   void arrive(int64_t parameter, const at::Tensor& variable);
   /// Reduces the units whose gradients have all arrived: no more come for them in this pass.
   void release();
-  /// Reduces what the pass has left over.
+  /// Reduces the units that the pass has left over.
   void end_backward();
-  /// The pass has failed, so nobody needs what it reduces.
+  /// The pass has failed, so nobody needs its reductions.
   void abandon_backward();
 
-  // The end of a step.
+  // The calls at the end of a step.
 
   /// Returns whether gradients have come since the last step, but only in passes of other engines,
   /// so that they were dropped.
@@ -71,7 +71,7 @@ class ReduceFlow {
   /// do nothing until a new gradient arrives. Collective.
   void finish();
   /// Returns the sum over ranks and passes of the elements of `unit` that this rank updates; a copy
-  /// where they lie on disk.
+  /// if they lie on disk.
   at::Tensor sum(int64_t unit) const { return reduction_->sum(unit); }
   /// Returns 1 for each parameter that some rank had a gradient for in this step, else 0.
   const std::vector<uint8_t>& present() const { return presence_.anywhere(); }
@@ -85,29 +85,30 @@ class ReduceFlow {
   /// Gives the sums to an update, which reads `detached` until the next call. New sums go elsewhere
   /// if they are doubled.
   void detach();
-  /// Returns what the update reads; an undefined tensor where the sum lies on disk.
+  /// Returns the sum that the update reads; an undefined tensor if it lies on disk.
   const at::Tensor& detached(int64_t unit) const { return reduction_->detached(unit); }
   /// Returns whether a sum of this step was handed over for an update in backward.
   bool handed_over() const { return reduction_->handed_over(); }
-  /// Returns whether that of `unit` was.
+  /// Returns whether the sum of `unit` was handed over.
   bool handed_over(int64_t unit) const { return reduction_->handed_over(unit); }
 
-  // Between steps.
+  // The calls between steps.
 
   /// Returns whether all ranks must drop the gradients of a step together, with `join_begun`. The
-  /// same on all ranks.
+  /// answer is the same on all ranks.
   bool drops_together() const { return reduction_->drops_together(); }
   /// Returns whether this rank has begun reductions that the others must take part in then.
   bool has_begun() const { return reduction_->has_begun(); }
-  /// Takes part in what some rank has begun, before all drop it. Collective where `drops_together`.
+  /// Takes part in reductions that some rank has begun, before all drop them. Collective if
+  /// `drops_together`.
   void join_begun();
   /// Starts the next step. Gradients that were not used are dropped.
   void clear();
-  /// Forgets what quantised sums have lost so far. No reduction is under way.
+  /// Forgets the rounding errors of quantised sums. No reduction is under way.
   void forget_losses();
 
-  /// Puts a full gradient (storage order, mean times the number of terms) in place of what was
-  /// reduced. `parameter` counts as present on all ranks. Collective.
+  /// Puts a full gradient (storage order, mean times the number of terms) in place of the reduced
+  /// one. `parameter` counts as present on all ranks. Collective.
   void set(int64_t parameter, const at::Tensor& values);
 
  private:
@@ -118,7 +119,7 @@ class ReduceFlow {
   StateTable& table_;
   const Placement& placement_;
   ReductionSettings settings_;
-  std::optional<c10::Stream> side_;  // of a device
+  std::optional<c10::Stream> side_;  // a device's; none on the CPU
   StreamMark mark_;
   std::vector<std::string> labels_;
   UnitNorms unit_norms_;
@@ -127,7 +128,7 @@ class ReduceFlow {
   ReductionOrder order_;
   BucketPool pool_;
   enum class Brought : uint8_t { nothing, foreign, gradients };
-  Brought brought_ = Brought::nothing;  // by passes since the last step
+  Brought brought_ = Brought::nothing;  // by the passes since the last step
   bool finished_ = false;               // sums are complete, and no gradient has come since
   std::mutex mutex_;                    // autograd may run hooks on threads of its own
   std::unique_ptr<GradientReduction> reduction_;  // uses all of the above

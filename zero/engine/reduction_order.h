@@ -21,7 +21,7 @@ namespace zero {
 /// Keeps the order, and whose turn it is in the pass under way.
 class ReductionOrder {
  public:
-  /// The units that are trained, in the order of the layout.
+  /// Takes the units that are trained, in the order of the layout.
   explicit ReductionOrder(const std::vector<int64_t>& units)
       : units_(units.rbegin(), units.rend()) {}
 

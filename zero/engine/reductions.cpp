@@ -9,12 +9,12 @@ namespace zero {
 Reductions::~Reductions() {
   try {
     {
-      // Memory goes back to this stream, also that of sums that the caller's stream still reads.
+      // Memory goes back to this stream, even that of sums that the caller's stream still reads.
       const SideScope on(context_.side, context_.mark);
       for (auto& reduction : under_way_) {
         try {
           reduction.over_ranks.wait();
-        } catch (const std::exception&) {  // the group has failed, and said so elsewhere
+        } catch (const std::exception&) {  // the group has failed, which others report
         }
       }
     }
@@ -45,7 +45,7 @@ void Reductions::start(Reduction reduction, bool over_replicas,
 }
 
 void Reductions::advance(size_t newest) {
-  size_t done = 0;  // the oldest ones; one with fewer phases may wait for another before it
+  size_t done = 0;  // the oldest ones: one with fewer phases may have to wait for an earlier one
   for (size_t i = 0; i + newest < under_way_.size(); ++i) {
     if (under_way_[i].over_ranks.advance() && done == i) ++done;
   }
@@ -81,7 +81,7 @@ void Reductions::drop() {
     for (auto& reduction : under_way_) {
       try {
         reduction.over_ranks.wait();
-      } catch (const CommError&) {  // the group has failed, which the next collective says
+      } catch (const CommError&) {  // the group has failed, which the next collective reports
       }
       reduction.over_ranks = {};
       if (reduction.partial.defined()) context_.pool.give(std::move(reduction.partial));

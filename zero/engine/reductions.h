@@ -18,8 +18,8 @@ namespace zero {
 /// Moves reductions through their phases, in the order in which they were started.
 class Reductions {
  public:
-  /// Says who may write to the arrays of a reduction after it was dropped: nobody, or the caller,
-  /// whose stream then follows the side stream.
+  /// Says whether somebody may write to the arrays of a reduction after it was dropped: nobody
+  /// (`own`), or the caller (`callers`), whose stream then follows the side stream.
   enum class Arrays : uint8_t { own, callers };
   Reductions(const ReductionContext& context, Arrays arrays) : context_(context), arrays_(arrays) {}
   /// Waits for those under way, whether they succeed or not.
@@ -33,12 +33,12 @@ class Reductions {
   /// Takes a reduction that has been started.
   void add(Reduction reduction) { under_way_.push_back(std::move(reduction)); }
 
-  /// Moves all reductions but the `newest` on by a phase, the oldest first, and lets those that are
-  /// done go to their place. While the next bucket fills, what was started runs.
+  /// Moves all reductions on by a phase, the oldest first, except the `newest` of them, which run
+  /// on while the next bucket fills. Reductions that are done go to their place.
   void advance(size_t newest);
-  /// Completes all.
+  /// Completes all reductions.
   void complete();
-  /// Waits for all, and drops what they have reduced.
+  /// Waits for all reductions, and drops their results.
   void drop();
 
  private:

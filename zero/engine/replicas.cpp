@@ -23,7 +23,7 @@ int64_t hash_of_values(const at::Tensor& values) {
 }
 
 /// Returns those of the ranks first, first + stride, ... whose number `index` differs from the most
-/// frequent one.
+/// frequent value.
 std::vector<int> outliers(const std::vector<int64_t>& all, int ranks, size_t index, int first,
                           int stride) {
   const size_t count = all.size() / static_cast<size_t>(ranks);
@@ -51,12 +51,12 @@ std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows&
   const auto& layout = plan.layout();
   auto& group = plan.group();
   const auto& table = flows.table();
-  // Ranks r, r + stride, ... hold the same.
+  // Ranks r, r + stride, ... hold the same parameters.
   const bool sharded = plan.placement().sharded.parameters;
   const int stride = sharded ? table.group().size() : 1;
   if (group.size() <= stride) return {};
-  // Updates that `step` has left must end before their parameters are read; a delayed update hides
-  // what it writes.
+  // Updates that `step` has left must end before their parameters are read. A delayed update writes
+  // elsewhere, so it need not.
   if (!flows.schedule().delayed()) flows.schedule().finish();
   const auto held = [&](int64_t unit) {
     return sharded ? table.read(unit, State::parameters) : table.whole(unit);
@@ -73,7 +73,7 @@ std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows&
     std::ranges::sort(ranks);
     return ranks;
   };
-  // Finds the parameters that differ in the units that do.
+  // Finds the parameters that differ in the units that differ.
   std::vector<int64_t> parameters;
   std::vector<int64_t> parts;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
@@ -98,7 +98,7 @@ std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows&
   return found;
 }
 
-// A rank whose user has not written a unit sees it as its owners store it.
+// On a rank whose user has not written a unit, the unit is as its owners store it.
 void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view when) {
   auto& group = plan.group();
   const auto& layout = plan.layout();

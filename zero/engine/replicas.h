@@ -1,4 +1,4 @@
-// Compares what several ranks hold the same of.
+// Compares the parameters that several ranks should hold equally.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@ namespace zero {
 class EnginePlan;
 class Flows;
 
-/// A parameter of which ranks that should hold the same bytes do not.
+/// A parameter whose bytes differ on ranks that should hold the same.
 struct Divergence {
   std::string parameter;
-  /// The ranks that differ from what most of them hold, or from the lowest rank if there is no
-  /// most.
+  /// The ranks that differ from the bytes that most of them hold. If no bytes have a majority,
+  /// those that differ from the lowest rank.
   std::vector<int> ranks;
 };
 
@@ -22,10 +22,10 @@ struct Divergence {
 std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows& flows);
 
 /// Throws Error, on every rank, naming the parameters that users have written since the last step
-/// and that ranks now see different values of. Collective.
+/// and whose values now differ between ranks. Collective.
 void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view when);
 
-/// "h.3.ln_1.weight on rank 1; wte.weight on ranks 1, 2", of the first few.
+/// Returns "h.3.ln_1.weight on rank 1; wte.weight on ranks 1, 2", for the first few.
 std::string text_of(const std::vector<Divergence>& divergences);
 
 }  // namespace zero

@@ -8,12 +8,12 @@
 // pass has completed the unit (Note [Early reductions]).
 //
 // If gradients are reduced in another dtype than they are added up in (Note [Dtypes of gradients]
-// in form.h), the array is copied to a bucket of that dtype. If that has fewer bits, the sum is
-// rounded to it at stage 1 too, since an all-reduce gives no other.
+// in form.h), the array is copied to a bucket of that dtype. If that dtype has fewer bits, the sum
+// is rounded to it at stage 1 too, since an all-reduce gives no other sum.
 //
-// A pass may throw after it has begun reductions that the other ranks have not begun. Nobody waits
-// for them then, since the others may wait for this rank. The gradients of such a step are to be
-// dropped on all ranks (Engine::zero_grad): the ranks tell each other whether one has begun
+// A pass may throw after it has begun reductions that the other ranks have not begun. This rank
+// must not wait for them, since the others may wait for this rank. All ranks must drop the
+// gradients of such a step (Engine::zero_grad): the ranks tell each other whether one has begun
 // reductions, all take part in the same ones, and then all wait for them.
 #include <c10/core/GradMode.h>
 
@@ -30,8 +30,8 @@
 namespace zero {
 
 // The gradient of one unit. It is whole on the device, in the gradient storage of the formula. The
-// update reads the elements that this rank updates there; where it runs on the host, it reads a
-// copy of them in the host's memory.
+// update reads the elements of this rank there. If the update runs on the host, it reads a copy of
+// them in the host's memory.
 class WholeGradient {
  public:
   WholeGradient(const ReductionContext& context, int64_t unit)
@@ -49,8 +49,8 @@ class WholeGradient {
     return whole_.narrow(0, range.begin, range.size());
   }
 
-  // The gradient is complete: what the update reads comes down to the host, if it runs there. The
-  // host waits for the norm, which is read behind this copy, before it updates.
+  // The gradient is complete: if the update runs on the host, a copy comes down. The host waits for
+  // the norm, which is read behind this copy, before it updates.
   void bring_down() {
     if (!on_host()) return;
     const auto& to = cell();
@@ -58,7 +58,7 @@ class WholeGradient {
                                static_cast<int64_t>(to.nbytes()), context_.mark);
   }
 
-  // Gives the elements to an update, as GradientReduction::detach.
+  // Gives the elements to an update, as GradientReduction::detach does.
   at::Tensor detach() {
     auto detached = cell();
     if (!other_.defined()) return detached;
@@ -89,7 +89,7 @@ class WholeGradient {
   ReductionContext context_;
   int64_t unit_;
   at::Tensor whole_;
-  at::Tensor other_;  // where gradients are doubled: takes turns with the memory that is read
+  at::Tensor other_;  // if gradients are doubled: takes turns with the memory that is read
 };
 
 class ReplicatedGradients final : public GradientReduction {
@@ -165,7 +165,7 @@ class ReplicatedGradients final : public GradientReduction {
       if (unit.sum == Sum::dropped) unit.sum = Sum::open;
     }
     const auto& order = context_.order.units();
-    if (agreed.began_early) reduce_expected();  // where this rank's pass has not
+    if (agreed.began_early) reduce_expected();  // if this rank's pass has not begun them
     for (const int64_t u : order) {
       if (context_.presence.wanted(u) && state(u).sum != Sum::started) start(u);
     }
@@ -194,7 +194,8 @@ class ReplicatedGradients final : public GradientReduction {
     under_way_.drop();
   }
 
-  // Nothing is under way, unless a pass has thrown: then the next pass waits, or `join_begun`.
+  // No reduction is under way, unless a pass has thrown: then the next pass or `join_begun` waits
+  // for it.
   void clear(bool finished) override {
     early_.clear(finished);
     for (auto& unit : units_) {
@@ -212,7 +213,7 @@ class ReplicatedGradients final : public GradientReduction {
     auto target = sum(unit);
     wait_for(context_.side, context_.mark);
     if (!std::exchange(state(unit).filled, true)) target.zero_();
-    state(unit).sum = Sum::started;  // what comes later is not over ranks yet
+    state(unit).sum = Sum::started;  // gradients that come later are not summed over ranks
     return target;
   }
 
@@ -234,22 +235,22 @@ class ReplicatedGradients final : public GradientReduction {
   }
 
  private:
-  // The array of a unit goes through these in a step.
+  // The array of a unit goes through these phases in a step.
   enum class Sum : uint8_t {
-    open,     // gradients are added to it
+    open,     // gradients are added to the array
     started,  // its sum over ranks has been started, or is there
-    dropped   // the same, by a pass that has thrown: no other rank may have started it
+    dropped   // as `started`, but the pass has thrown: no other rank may have started it
   };
   struct Unit {
-    std::optional<WholeGradient> gradient{};  // none where the unit is frozen
+    std::optional<WholeGradient> gradient{};  // none if the unit is frozen
     Sum sum = Sum::open;
-    bool filled = false;    // there are values of this step
+    bool filled = false;    // the array has values of this step
     Bucket late{};          // gradients that came after the sum was started
     at::Tensor detached{};  // what the update reads
   };
 
-  // Takes the buckets that the end of a step needs, which must not be refused half-way: one that
-  // fills, and at stage 1 one on its way.
+  // Takes the buckets that the end of a step needs, since memory must not run out half-way: one
+  // that fills, and at stage 1 one that is being reduced.
   void reserve_buckets() {
     at::Tensor under_way;
     for (const int64_t u : context_.order.units()) {
@@ -266,8 +267,8 @@ class ReplicatedGradients final : public GradientReduction {
     if (under_way.defined()) context_.pool.give(std::move(under_way));
   }
 
-  // A hook must not wait for other ranks, and early reductions that need a bucket, or have a second
-  // phase over replicas, would.
+  // A hook must not wait for other ranks. Early reductions would wait if they need a bucket, or
+  // have a second phase over replicas.
   bool reduces_early() const {
     const auto& placement = context_.placement;
     const bool waits = context_.replicas() != nullptr ||
@@ -314,7 +315,7 @@ class ReplicatedGradients final : public GradientReduction {
                         .bucket = {converts ? converted(unit, whole) : whole, converts},
                         .output = slice(unit)},
                        true, context_.form(unit).link.wire());
-      // Each that is under way needs memory of its own.
+      // Each reduction under way needs memory of its own.
       if (converts || context_.replicas() != nullptr) under_way_.advance(1);
     } else if (converts) {
       auto bucket = converted(unit, whole);
@@ -328,7 +329,8 @@ class ReplicatedGradients final : public GradientReduction {
     }
   }
 
-  // Adds the sum over ranks of what came after the unit had been reduced: Note [Early reductions].
+  // Adds the sum over ranks of gradients that came after the unit had been reduced: Note [Early
+  // reductions].
   void add_late(int64_t unit) {
     const auto& whole = state(unit).gradient->whole();
     auto bucket = array(unit);
@@ -348,7 +350,8 @@ class ReplicatedGradients final : public GradientReduction {
     BucketPool::release(std::move(bucket), context_.side);
   }
 
-  // Returns the slice that stage 1 gives this rank, which is also what its part of the norm is of.
+  // Returns the slice that stage 1 gives this rank. This rank's part of the norm is that of the
+  // slice.
   at::Tensor slice(int64_t unit) const {
     const auto range = context_.layout.slice(unit, context_.placement.shards->rank());
     return state(unit).gradient->whole().narrow(0, range.begin, range.size());

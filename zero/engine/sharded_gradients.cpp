@@ -1,37 +1,37 @@
 // Stages 2 and 3: every rank keeps its slice of the sum of each unit's gradients.
 //
 // Note [Sharded gradients]
-// The gradients of a unit are collected in a bucket, which lives until the unit is complete and its
-// sum over the ranks is made by a reduce-scatter. This happens in every backward pass. The slice of
-// the sum that this rank gets is the gradient storage of the formula. Micro-batches add up in it,
-// wherever it lies: on the device, on the host or on disk (gradient_sums.h).
+// The gradients of a unit are collected in a bucket. When the unit is complete, a reduce-scatter
+// sums the bucket over the ranks, in every backward pass. The slice of the sum that this rank gets
+// is the gradient storage of the formula. Micro-batches add up in it, wherever it lies: on the
+// device, on the host or on disk (gradient_sums.h).
 //
-// Units are reduced in their order (Note [Order of reductions]). When the pass ends, a unit that
-// this rank has not touched is reduced with zeros. A pass may leave a unit out (a block that is
-// skipped at random), and the complete units behind it would keep their buckets; so when kWaiting
-// of them wait, it is reduced with what has come (`may_leave` says where not). A gradient that
-// comes for a unit that this pass has reduced (recomputation, several uses) waits in a new bucket
-// for the next pass, or for the end of the step.
+// Units are reduced in one order (Note [Order of reductions]). When the pass ends, a unit that this
+// rank has not touched is reduced with zeros. A pass may leave a unit out (a layer that is skipped
+// at random), and the complete units behind it would keep their buckets. So when kWaiting of them
+// wait, the unit is reduced with the gradients that have come (`may_leave` says when it may not). A
+// gradient that comes for a unit that this pass has reduced (recomputation, several uses) waits in
+// a new bucket for the next pass, or for the end of the step.
 //
 // Engine::accumulate passes all micro-batches through one layer before the next one. Their
 // gradients add up in the bucket, in the dtype of the storage, and the unit is reduced once a step:
-// `release` says that the layers so far are complete. A weight that several layers share waits
-// until all of them are.
+// `release` says that the gradients of the layers so far are complete. The unit of a weight that
+// several layers share waits until all of them are complete.
 //
-// If updates run in backward, a slice is handed over when it is reduced, and does not stay. Only
-// a complete unit is handed over: one some of whose parameters had no gradient on this rank stays
+// If updates run in backward, a slice is handed over when it is reduced, and is not stored. Only a
+// complete unit is handed over. A unit with a parameter that had no gradient on this rank stays
 // until all ranks have told which gradients they had.
 //
 // With replicas (Note [Hybrid sharding]) a reduction has three phases; each one that starts moves
-// those before it on by one phase. Where several passes add up on the device, they do so in the
-// block, and the sums over replicas are made once, when the step ends.
+// those before it on by one phase. If several passes add up on the device, they do so in the block,
+// and the sums over replicas are made once, when the step ends.
 //
-// A bucket of one pass has the dtype in which gradients are reduced from the start, if they are not
-// to be divided before (Note [Dtypes of gradients] in form.h).
+// A bucket of one pass has the dtype in which gradients are reduced from the start, unless it is
+// divided before that (Note [Dtypes of gradients] in form.h).
 //
-// On a device a unit is reduced on a stream of its own, behind what the hook has enqueued and
-// beside the rest of backward. Sums are taken on that stream too, and it waits for those who use
-// them when the step is over (`clear`).
+// On a device a unit is reduced on a stream of its own, behind the work that the hook has enqueued
+// and beside the rest of backward. Memory of sums is taken on that stream too. When the step is
+// over (`clear`), the stream waits for the work that uses them.
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -148,7 +148,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       unit.sum = Sum::none;
       const auto bucket = std::exchange(unit.bucket, {});
       if (bucket.array.defined() && bucket.pooled) context_.pool.give(bucket.array);
-      // An update under way has its own.
+      // An update under way has its own sums.
       if (!context_.settings.doubled) unit.detached = at::Tensor();
       sums_.of(u).clear(u);
     }
@@ -201,13 +201,14 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     at_the_end,  // it is reduced when the pass ends: several layers share a parameter of it
     over         // this pass has reduced it
   };
-  enum class Sum : uint8_t { none, started, handed_over };  // of this step
+  enum class Sum : uint8_t { none, started, handed_over };  // in this step
   static constexpr int64_t kWaiting = 8;                    // Note [Sharded gradients]
   struct Unit {
     Bucket bucket{};  // the gradients of this pass, or late ones of the pass before
     Turn turn = Turn::awaited;
     Sum sum = Sum::none;
-    at::Tensor losses{};    // of quantised sums, with feedback (comm::LinkWire::error)
+    at::Tensor losses{};    // rounding errors of quantised sums, with feedback
+                            // (comm::LinkWire::error)
     at::Tensor detached{};  // what the update reads
   };
 
@@ -223,8 +224,8 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     }
   }
 
-  // Returns whether the gradient is all of a unit that is too large for the pool's buckets, lies as
-  // the unit does, and is nobody else's.
+  // Returns whether the gradient can serve as the bucket: it is all of a unit that is too large for
+  // the pool's buckets, has the unit's layout, and is used by nobody else.
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const {
     const int64_t numel = context_.layout.unit(unit).numel;
     const auto& form = context_.form(unit);
@@ -249,7 +250,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   // Returns whether a unit may be reduced before its gradients are all here. It may not if a
   // backward function has a place in its bucket, if late gradients could not be used any more
-  // (updates in backward), or if an update of the step before may still read what is there (several
+  // (updates in backward), or if an update of the step before may still read the sum (several
   // layers in one pass).
   bool may_leave(int64_t unit) const {
     return context_.order.known() && !context_.arrivals.awaits(unit) && !holds_ &&
@@ -289,7 +290,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     return wire;
   }
 
-  // Adds up over the replicas what micro-batches have added up in the block.
+  // Adds up over the replicas the sums that micro-batches have made in the block.
   void sum_over_replicas() {
     std::vector<SliceSum> over_replicas;
     for (const int64_t u : context_.order.units()) {
@@ -301,7 +302,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     }
   }
 
-  // The sums hand over to this, which marks the unit.
+  // The sums give a unit's slice to this, which marks the unit and hands the slice over.
   bool wants(int64_t unit) const override { return context_.presence.complete_here(unit); }
   void give(int64_t unit, at::Tensor sum) override {
     state(unit).sum = Sum::handed_over;
@@ -313,7 +314,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   PlacedSums sums_;
   std::vector<Unit> units_;
-  bool holds_ = false;   // the pass under way reduces units by `release` alone
+  bool holds_ = false;   // the pass under way reduces units in `release` only
   int64_t waiting_ = 0;  // complete units whose turn has not come in this pass
   SumUser* user_ = nullptr;
   Reductions under_way_;

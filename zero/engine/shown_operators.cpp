@@ -12,13 +12,13 @@ namespace zero {
 
 namespace {
 
-// The slots in which the operators of a thread are shown.
+// The slots that show the operators of a thread.
 struct Shown {
   std::vector<std::weak_ptr<comm::RankActivity>> places;
   at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 
   Shown() {
-    // A forked child is not its parent.
+    // A forked child must not write to its parent's slots.
     static const int once = pthread_atfork(nullptr, nullptr, [] {
       if (auto* shown = of_this_thread()) shown->places.clear();
     });
@@ -26,7 +26,8 @@ struct Shown {
   }
   ~Shown() { gone() = true; }
 
-  // Null once the thread ends: an engine may be destroyed after that, with the program's statics.
+  // Returns null once the thread has ended: an engine may be destroyed after that, with the
+  // program's statics.
   static Shown* of_this_thread() {
     if (gone()) return nullptr;
     thread_local Shown shown;
@@ -64,7 +65,8 @@ ShownOperators::~ShownOperators() {
   auto* of_thread = Shown::of_this_thread();
   if (std::this_thread::get_id() != thread_ || of_thread == nullptr) return;
   auto& shown = *of_thread;
-  // Each of several engines of one group has an entry. Entries of groups that are gone go along.
+  // Several engines of one group have an entry each. Entries of groups that are gone are removed
+  // too.
   const auto same = std::find_if(shown.places.begin(), shown.places.end(),
                                  [&](const auto& place) { return place.lock() == activity_; });
   if (same != shown.places.end()) shown.places.erase(same);

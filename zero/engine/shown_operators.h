@@ -9,13 +9,13 @@
 
 namespace zero {
 
-/// While one lives, the operators that the thread that made it calls, in backward passes on it too,
-/// are shown to the other ranks of the group's host: where they wait for this rank in vain, their
-/// CommError names the operator. Some 120 ns an operator. The engine has one.
+/// While one lives, the other ranks of the group's host see the operators that this thread calls,
+/// also in backward passes on it. If they wait for this rank in vain, their CommError names the
+/// operator. An operator takes some 120 ns longer. The engine has one.
 class ShownOperators {
  public:
   explicit ShownOperators(comm::Group& group);
-  /// On another thread it leaves the first one's callback, which then shows nothing.
+  /// If it runs on another thread, the first thread keeps its callback, which then shows nothing.
   ~ShownOperators();
   ShownOperators(const ShownOperators&) = delete;
   ShownOperators& operator=(const ShownOperators&) = delete;

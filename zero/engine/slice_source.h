@@ -19,7 +19,7 @@ class LateUpdates {
   virtual ~LateUpdates() = default;
   /// Completes the update of a unit whose parameters are about to be read from a disk.
   virtual void complete(int64_t unit) = 0;
-  /// Completes it if that needs no waiting. Returns whether the parameters may be read now.
+  /// Completes the update if that needs no waiting. Returns whether the parameters may be read now.
   virtual bool try_complete(int64_t unit) = 0;
 };
 
@@ -27,21 +27,21 @@ class LateUpdates {
 class SliceSource {
  public:
   virtual ~SliceSource() = default;
-  /// Returns the slice for a gather of the unit: in memory of its own, or in `place`, which is its
-  /// place in the gathered unit; a copy to `place` is enqueued on the current stream. Returns an
-  /// undefined tensor where the slice is the whole unit, whose bytes come to `place` until `finish`
+  /// Returns the slice for a gather of the unit, in memory of its own or in `place`, which is its
+  /// place in the gathered unit; a copy to `place` is enqueued on the current stream. If the slice
+  /// is the whole unit, it returns an undefined tensor, and the bytes are in `place` when `finish`
   /// returns. The memory lives until `release`.
   virtual at::Tensor bring(int64_t unit, const at::Tensor& place) = 0;
   /// Blocks until all bytes that `bring` started to read are in their place.
   virtual void finish(int64_t /*unit*/) {}
   /// The gather of the unit has ended or has thrown.
   virtual void release(int64_t /*unit*/) {}
-  /// The unit will be gathered after those that were named before: begins to read its slice, if
-  /// that takes time. Returns false where no more can be read ahead now. Never blocks.
+  /// The unit will be gathered after those that were named before. Begins to read its slice, if
+  /// that takes time. Returns false if no more can be read ahead now. Never blocks.
   virtual bool read_ahead(int64_t /*unit*/) { return true; }
   /// Drops slices that were read ahead.
   virtual void forget() {}
-  /// Blocks until no slice is read any more: they may be written.
+  /// Blocks until no slice is being read any more, so that slices may be written.
   virtual void settle() {}
 };
 
@@ -49,11 +49,11 @@ class SliceSource {
 struct DiskReads {
   /// Bytes of slices that are read ahead of their gather; a larger slice is read ahead alone.
   int64_t ahead_bytes = 0;
-  /// Bytes of an ordinary unit's slice at most.
+  /// The bytes of an ordinary unit's slice at most.
   int64_t slice_bytes = 0;
 };
 
-// All that sources are made of outlives them.
+// The arguments outlive the source.
 std::unique_ptr<SliceSource> memory_slices(StateTable& table);
 /// A slice is read after its unit's update among `updates`.
 std::unique_ptr<SliceSource> disk_slices(StateTable& table, LateUpdates& updates, DiskReads reads);

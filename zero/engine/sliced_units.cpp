@@ -1,10 +1,10 @@
 // Stage 3 with units that are gathered over the ranks as the pager asks for them.
 //
 // Note [Quantised weights]
-// Where units cross between hosts quantised (ZeRO++'s qwZ), operators read the values that the
-// messages carry, on the owner too, so that all ranks compute with the same weights. The owner
-// stores them whole: master weights, and the slice that the next gather quantises anew. So errors
-// of the quantisation do not add up. `full` gives the stored values.
+// If units cross between hosts quantised (ZeRO++'s qwZ), operators read the values that the
+// messages carry, even on the owner, so that all ranks compute with the same weights. The owner
+// stores the exact values: master weights, and the slice that the next gather quantises anew. So
+// errors of the quantisation do not add up. `full` gives the stored values.
 #include <array>
 #include <utility>
 
@@ -84,7 +84,7 @@ class SlicedUnits final : public PagedSource {
   }
 
   DiskReads reads_;
-  StreamMark published_;             // behind the writes of the parameters of now
+  StreamMark published_;             // marks the end of the last writes to the parameters
   std::vector<comm::Work> gathers_;  // by unit
   std::array<std::unique_ptr<SliceSource>, 2> sources_;  // in memory and on the disk
   std::vector<SliceSource*> slices_;                     // by unit

@@ -22,8 +22,9 @@ void StateChanges::complete_update(std::string_view label) {
   }
 }
 
-// By unit: `units`, and what any rank's user or an update under way has changed. Collective where
-// parameters are replicated and updated in slices: then only these are gathered.
+// Returns, by unit, whether it is among `units`, or a user on any rank or an update under way has
+// changed it. Collective if parameters are replicated and updated in slices: then only changed
+// units are gathered.
 std::vector<uint8_t> StateChanges::changed_units(std::string_view label,
                                                  const std::vector<int64_t>& units) {
   // Publishing costs nothing at stage 3 unless units go to other hosts, and does nothing at stage
@@ -74,7 +75,7 @@ void StateChanges::replace_states(std::string_view label, const std::function<vo
   flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed
   flows_.schedule().discard();
   drop_gradients();
-  flows_.reduce().forget_losses();  // they are not among the states
+  flows_.reduce().forget_losses();  // they are not saved with the states
   write();
   show(std::vector<uint8_t>(plan_.units().size(), 1));  // frozen ones, too
 }

@@ -14,27 +14,27 @@ namespace zero {
 
 class StateChanges {
  public:
-  /// All outlive this.
+  /// The arguments outlive this.
   StateChanges(const EnginePlan& plan, StepProgress& progress, const Flows& flows)
       : plan_(plan), progress_(progress), flows_(flows) {}
 
   /// Completes an update under way. Collective.
   void complete_update(std::string_view label);
-  /// Runs `write`, which may change owned elements of `units`, while no rank reads the parameters,
-  /// and shows these and what users have written to all. Collective.
+  /// Runs `write`, which may change owned elements of `units`, while no rank reads the parameters.
+  /// Then it shows these elements, and those that users have written, to all ranks. Collective.
   void change_parameters(
       std::string_view label, const std::function<void()>& write = [] {},
       const std::vector<int64_t>& units = {});
-  /// Does the same where `write` replaces every state: whatever the step of now has made is
-  /// dropped, complete or not. No update runs. Collective.
+  /// Does the same for a `write` that replaces every state. It drops the gradients and updates of
+  /// the step under way, complete or not. No update may run. Collective.
   void replace_states(std::string_view label, const std::function<void()>& write);
-  /// Drops the gradients of the step so far. Collective where reductions may have begun.
+  /// Drops the gradients of the step so far. Collective if reductions may have begun.
   void drop_gradients();
 
-  /// Throws Error between backward and step where backward has updated some units and others not
-  /// (update_in_backward): no state is that of a step then.
+  /// Throws Error between backward and step if backward has updated some units and not others
+  /// (update_in_backward), since no state then belongs to one step.
   void check_between_steps(std::string_view what) const;
-  /// Throws the same, and Error where gradients are under way that a save would not have.
+  /// Throws the same, and Error if there are gradients that a save would not have.
   void at_boundary(std::string_view what) const {
     check_between_steps(what);
     progress_.check_at_boundary(what);

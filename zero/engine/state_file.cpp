@@ -12,7 +12,7 @@ namespace zero {
 
 namespace {
 
-// Returns the sizes and strides of each parameter.
+// Returns the sizes and strides of each parameter, as JSON.
 nlohmann::json shapes_of(const Model& model) {
   auto list = nlohmann::json::array();
   for (const auto& each : model.parameters())

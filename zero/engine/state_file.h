@@ -25,7 +25,7 @@ namespace zero {
 /// The format of files of whole tensors, as their headers have it.
 inline constexpr const char* kFullStates = "libzero full states 1";
 
-/// The parts of an engine that hold states. They outlive whatever is made of this.
+/// The parts of an engine that hold states. They outlive whatever is made from this.
 struct StateParts {
   const partition::Layout& layout;
   StateTable& table;
@@ -45,22 +45,22 @@ struct Progress {
   }
 };
 
-/// Returns the loss scale of a run that goes on with `state`, read from `path`; a new one where
-/// there is none.
+/// Returns the loss scale of a run that goes on with `state`, read from `path`; a new one if there
+/// is no `state`.
 std::optional<LossScale> continued_scale(const Config& config,
                                          const std::optional<LossScaleState>& state,
                                          const std::string& path);
 
-/// Returns how an engine lies in its ranks, and its parameters, as headers have them.
+/// Returns how an engine's states lie on its ranks, and its parameters, as headers have them.
 std::map<std::string, std::string> description(const StateParts& parts);
 /// Returns the header of a file of whole tensors.
 std::map<std::string, std::string> header(const StateParts& parts, const Progress& progress);
 
 /// Returns the name of a rank's file in a folder of shards.
 std::string shard_name(int rank, int ranks);
-/// Returns the key of a slice in such a file: "exp_avg.h.0.ln_1.weight".
+/// Returns the key of a slice in a rank's file: "exp_avg.h.0.ln_1.weight".
 std::string slice_key(std::string_view state, std::string_view parameter);
-/// Returns the kind of optimizer that updates a parameter; nothing where it is frozen.
+/// Returns the kind of optimizer that updates a parameter; nothing if it is frozen.
 std::string kind_of(const StateParts& parts, int64_t parameter);
 /// Returns the format of a state in a checkpoint: Manifest::State.
 std::string format_of(const UnitPlan& plan, State state);
@@ -73,7 +73,7 @@ std::string buffer_key(std::string_view buffer);
 /// saved beside its master, since the user may have written it since the last update. fp32 master
 /// weights are the parameters, wherever they lie.
 std::vector<State> cell_states(const UnitPlan& plan);
-/// Returns what the header of a file says of a tensor like this.
+/// Returns the entry for such a tensor in the header of a file.
 TensorInfo info_of(const std::string& key, const at::Tensor& tensor);
 /// Returns the factored states by key.
 std::vector<std::pair<std::string, at::Tensor>> factored_by_key(const StateParts& parts);
@@ -88,13 +88,13 @@ class StateFile {
   const std::string& metadata(const std::string& key) const;
   void expect(const std::string& key, const std::string& wanted) const;
   void expect_tensor(const TensorInfo& wanted) const;
-  /// Expects a tensor of `like`'s shape and dtype; where that is floating-point any such dtype
-  /// does.
+  /// Expects a tensor of `like`'s shape and dtype. If `like` is floating-point, any floating-point
+  /// dtype will do.
   void expect_values(const std::string& name, const at::Tensor& like) const;
-  /// Expects the sizes and strides of the model's parameters, which say what their flat arrays
-  /// mean. Files of earlier versions do not have them.
+  /// Expects the sizes and strides of the model's parameters, which tell the order of their flat
+  /// arrays. Files of earlier versions do not have them.
   void expect_shapes(const Model& model) const;
-  /// Returns the progress; with a new loss scale where the file has none.
+  /// Returns the progress; with a new loss scale if the file has none.
   Progress progress(const StateParts& parts) const;
 
  private:

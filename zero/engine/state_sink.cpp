@@ -79,7 +79,7 @@ void save_tensors(const StateParts& parts, const Progress& progress, comm::Group
   const auto& table = parts.table;
   const auto& model = parts.model;
   constexpr const char* kLabel = "Engine::save_full";
-  std::unique_ptr<SafetensorsWriter> file;  // of rank 0 alone
+  std::unique_ptr<SafetensorsWriter> file;  // on rank 0 only
   const auto others = others_of(parts);
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if (group.rank() != 0) return;

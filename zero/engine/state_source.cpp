@@ -15,7 +15,7 @@ using partition::Range;
 
 namespace {
 
-// Whole tensors, by parameter.
+// A source of whole tensors, by parameter.
 class TensorSource final : public StateSource {
  public:
   TensorSource(const StateParts& parts, const std::filesystem::path& path, bool has_states)
@@ -37,8 +37,7 @@ class TensorSource final : public StateSource {
 
   bool has(int64_t /*parameter*/, State /*moment*/) const override { return has_states_; }
 
-  // The file has the elements of a tensor in row-major order, which need not be that of the
-  // storage.
+  // The file has the elements of a tensor in row-major order, which may differ from the storage's.
   at::Tensor read(int64_t parameter, State state, Range elements) const override {
     const auto& like = parts_.model.parameter(parameter);
     const auto& name = names_[static_cast<size_t>(parameter)];
@@ -107,12 +106,12 @@ class TensorSource final : public StateSource {
 
   StateParts parts_;
   StateFile file_;
-  bool has_states_;                   // of optimizers
-  std::vector<std::string> names_;    // of parameters in the file
-  std::vector<std::string> buffers_;  // the same of buffers; empty where the file has none
+  bool has_states_;                   // the file has states of optimizers
+  std::vector<std::string> names_;    // the parameters' names in the file
+  std::vector<std::string> buffers_;  // keys of buffers; empty if the file has none
 };
 
-// Pieces are whole blocks of 8-bit codes, and not much memory.
+// A piece has whole blocks of 8-bit codes, and takes little memory.
 constexpr int64_t kPiece = int64_t{1} << 22;
 static_assert(kPiece % optim::kCodedBlock == 0);
 

@@ -2,10 +2,9 @@
 //
 // Note [Sources of states]
 // A source gives ranges of a parameter's elements for each state, and knows how its files lie: the
-// slices of a checkpoint, one file of whole tensors, which may be another program's, or what
-// earlier versions saved. Its constructor checks all that the model needs before anything of the
-// engine changes. `restore` puts what a source gives into the table, one piece of a parameter at a
-// time.
+// slices of a checkpoint, one file of whole tensors, which may be another program's, or files of
+// earlier versions. Its constructor checks all that the model needs before anything of the engine
+// changes. `restore` puts the source's values into the table, one piece of a parameter at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,36 +27,40 @@ class StateSource {
  public:
   virtual ~StateSource() = default;
   virtual Progress progress() const = 0;
-  /// Returns whether `read` gives a moment of a parameter; else it begins as zeros.
+  /// Returns whether `read` gives a moment of a parameter. If it does not, the moment begins as
+  /// zeros.
   virtual bool has(int64_t parameter, State moment) const = 0;
   /// Returns elements of a parameter, counted in the order of its storage, as a 1-D tensor on the
-  /// CPU of any floating-point dtype; or the bytes of whole blocks where the state is one of 8 bits
-  /// both in the file and in the engine: then `elements` begin with a block. Master weights that a
-  /// file does not have are its parameters.
+  /// CPU of any floating-point dtype. If the state has 8 bits both in the file and in the engine,
+  /// it returns the bytes of whole blocks; `elements` then begin with a block. If a file has no
+  /// master weights, it returns the file's parameters for them.
   virtual at::Tensor read(int64_t parameter, State state, partition::Range elements) const = 0;
-  /// Returns a factored state, or an undefined tensor: then it begins as zeros.
+  /// Returns a factored state, or an undefined tensor if it begins as zeros.
   virtual at::Tensor factored(int64_t parameter, std::string_view state) const = 0;
-  /// Returns a buffer by its place among the model's plain ones, or an undefined tensor: then it
-  /// stays as it is.
+  /// Returns a buffer by its place among the model's plain ones, or an undefined tensor if it must
+  /// not change.
   virtual at::Tensor buffer(size_t index) const = 0;
 };
 
-// Each opens its files and checks all that the model needs: CheckpointError.
+// Each of the next functions opens its files and checks all that the model needs. It throws
+// CheckpointError.
 
-/// A checkpoint as `save_slices` wrote it, at any number of ranks. `manifest` is its own; `rank` is
-/// that whose buffers are taken. Checks the model, and leaves the bytes of the files to `verify`.
+/// Opens a checkpoint that `save_slices` wrote at any number of ranks. `manifest` is the
+/// checkpoint's, and `rank` is the rank whose buffers are taken. It does not check the bytes of the
+/// files; `verify` does.
 std::unique_ptr<StateSource> open_slices(const StateParts& parts,
                                          const std::filesystem::path& folder, Manifest manifest,
                                          int rank);
-/// The files that earlier versions saved at as many ranks (earlier_saves.cpp): `owner` has the
-/// states of this rank, and `rank` its buffers.
+/// Opens the files that earlier versions saved at as many ranks (earlier_saves.cpp): `owner` has
+/// the states of this rank, and `rank` its buffers.
 std::unique_ptr<StateSource> open_shards(const StateParts& parts,
                                          const std::filesystem::path& folder, int owner, int rank,
                                          int ranks);
-/// A file by Engine::save_full, with all states as whole tensors.
+/// Opens a file of Engine::save_full, with all states as whole tensors.
 std::unique_ptr<StateSource> open_tensors(const StateParts& parts,
                                           const std::filesystem::path& path);
-/// The weights alone, from a file of any program whose tensors have the names of the parameters.
+/// Opens the weights alone, in a file of any program whose tensors have the names of the
+/// parameters.
 std::unique_ptr<StateSource> open_weights(const StateParts& parts,
                                           const std::filesystem::path& path);
 

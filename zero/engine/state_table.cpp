@@ -95,7 +95,7 @@ StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> pl
 StateTable::~StateTable() {
   try {
     wait_for_copies();
-  } catch (const std::exception&) {  // the device has failed, and said so elsewhere
+  } catch (const std::exception&) {  // the device has failed, which others report
   }
 }
 
@@ -124,7 +124,7 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
     if (plan.parameters_at == Tier::disk) continue;
     auto& owned = memory(u, State::parameters);
     const int64_t slice = layout_.slice_numel(u);
-    // Between hosts a unit that crosses quantised lies in the window as the messages say it.
+    // Between hosts the window holds a quantised unit with the values of its messages.
     const bool rounded = group_.topology().hosts > 1 && plan.parameter_link.quantised();
     if (window_ && !rounded) {
       owned = window_->memory()
@@ -173,7 +173,7 @@ StateTable::NewParameters StateTable::new_parameters(const UnitPlan& plan) const
   using Place = NewParameters::Place;
   if (!plan.trainable) return {};
   const bool crosses = plan.crosses() && !keeps_old_parameters_;
-  // Master weights on a disk are gone after the update.
+  // Master weights that came from a disk are gone after the update.
   const bool masters_serve = plan.copies_master() && !plan.copies_from_disk();
   return {.kind = !plan.own_master()     ? Kind::masters
                   : plan.copies_master() ? Kind::copies
@@ -286,7 +286,7 @@ optim::Sign StateTable::sign_of(int64_t unit, State state) const {
 
 namespace {
 
-// The blocks of 8-bit codes that `elements` lie in.
+// Returns the range of whole 8-bit blocks that `elements` lie in.
 Range whole_blocks(Range elements) {
   const int64_t size = optim::kCodedBlock;
   return {elements.begin / size * size, at::round_up(elements.end, size)};
@@ -362,7 +362,7 @@ void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& va
   reset_new_parameters(unit, elements);
 }
 
-// Encodes whole blocks; their elements outside the range keep their values.
+// Encodes whole blocks; elements of the blocks outside the range keep their values.
 void StateTable::write_codes(int64_t unit, State state, Range elements, const at::Tensor& values) {
   const auto blocks = whole_blocks(elements);
   auto wide = values.to(at::kFloat).contiguous();
@@ -406,7 +406,7 @@ Range StateTable::owned_part(int64_t parameter) const {
 
 namespace {
 
-// The elements of `part` of a unit, counted from the first that `plan`'s rank owns.
+// Returns `part` of a unit, counted from the first element that `plan`'s rank owns.
 Range from_first_owned(Range part, const UnitPlan& plan) {
   return {part.begin - plan.owned.begin, part.end - plan.owned.begin};
 }
@@ -538,7 +538,7 @@ DiskUse StateTable::disk_use() const {
 
 // Blocks.
 
-// The addresses of a part of a row, but for parameters in memory.
+// Returns the addresses of a part of a row, except those of parameters in memory.
 StateTable::Block StateTable::cells(int64_t unit, const at::Tensor& gradient,
                                     const DiskTier::Block& part) const {
   const auto& plan = this->plan(unit);
@@ -572,7 +572,7 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     auto& parameters = block.at[column(State::parameters)];
     auto& master = block.at[column(State::master)];
     auto* staging = staged ? &staging_[staged_++ % staging_.size()] : nullptr;
-    // A block on the device is written on the stream, behind the copies that read it.
+    // A block on the device is written on the stream, after the copies that read it.
     if (staged && plan.updated_at() == Tier::host) staging->sent.wait_on_host();
     if (staged) parameters = static_cast<std::byte*>(staging->memory.data_ptr());
     if (made.place == Place::apart) parameters = at_byte(made.memory, block.begin);

@@ -2,37 +2,38 @@
 //
 // Note [The table]
 // A row is a unit, a column a state (unit_plan.h). A cell is an array of the elements that this
-// rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to where
-// operators read them (gather.h), reduce brings gradients to the cells that the update reads
-// (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They ask the
-// table for ranges and blocks. A plan says on which tier a cell lies, and the table knows where on
-// that tier. UpdateSchedule alone knows when an update runs.
-// Saving, loading and reading by name are readers and writers of ranges.
+// rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to the
+// place where operators read them (gather.h), reduce brings gradients to the cells that the update
+// reads (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They
+// ask the table for ranges and blocks. A plan says on which tier a cell lies, and the table knows
+// its place on that tier. Only UpdateSchedule knows when an update runs. Saving, loading and
+// reading by name are readers and writers of ranges.
 //
 // Note [Optimizer on the host]
-// Where master weights and moments lie in host memory the update runs there (ZeRO-Offload,
-// 2101.06840, section 4): it reads the gradient that has come down and leaves the new parameters,
-// in their dtype, in a small block of host memory, from where they go up to the device, block by
-// block: 2 bytes a parameter in bf16, the least there is. fp32 parameters on the device get master
-// weights of their own on the host, since fetching the parameters for each update would double
-// that. The other way round (parameters on the host, optimizer on the device) the blocks lie on the
-// device. Results are those of states on the device, bit for bit.
+// If master weights and moments lie in host memory, the update runs there (ZeRO-Offload,
+// 2101.06840, section 4). It reads the gradient that has come down and writes the new parameters,
+// in their dtype, to a small block of host memory. They go up to the device from there, block by
+// block: 2 bytes a parameter in bf16, which is the least possible. fp32 parameters on the device
+// get master weights of their own on the host, since fetching the parameters for each update would
+// double the traffic. If the parameters are on the host and the optimizer is on the device, the
+// blocks lie on the device. Results are those of states on the device, bit for bit.
 //
 // Note [New parameters]
-// An update that runs beside a pass must leave the parameters that the pass uses as they are. It
-// writes new parameters to memory of their own, or to a second copy on disk, and
-// `use_new_parameters` puts them into force when the pass is over. Between updates that memory
-// holds the same values as the parameters. An update starts from there, so it never sees what the
-// user writes to the parameters meanwhile.
+// An update that runs beside a pass must not change the parameters that the pass uses. It writes
+// new parameters to memory of their own, or to a second copy on disk, and `use_new_parameters` puts
+// them into force when the pass is over. Between updates that memory holds the same values as the
+// parameters. An update starts from it, so the update never sees the user's writes to the
+// parameters meanwhile.
 //
 // Note [Copies to a device]
-// On a device with memory of its own the copies of an update are enqueued on the stream of whoever
-// updates, and the host goes on with the next block. The host waits before it writes memory that a
-// copy may still read: a block of the ring waits until its last copy is done. Master weights that
-// are copied up themselves, and new parameters that wait to be used, are written again by the
-// unit's next update only. By then that update's gradient has come down from the device on streams
-// that follow these copies. A delayed update has its gradient earlier, so it waits
-// (`wait_for_copies`), and so do reads of memory that such copies write.
+// On a device with memory of its own the copies of an update are enqueued on the stream of the
+// thread that updates, and the host goes on with the next block. The host waits before it writes
+// memory that a copy may still read: it waits for the last copy of a block of the ring before it
+// uses the block again. Two kinds of memory are written again only by the unit's next update:
+// master weights that are copied up themselves, and new parameters that are not in force yet. By
+// then that update's gradient has come down from the device on streams that follow these copies. A
+// delayed update has its gradient earlier, so it waits (`wait_for_copies`), and so do reads of
+// memory that such copies write.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -72,11 +73,11 @@ class TableObserver {
 class StateTable {
  public:
   struct Options {
-    /// Updates leave the parameters in use as they are: Note [New parameters].
+    /// Updates do not change the parameters in use: Note [New parameters].
     bool keeps_old_parameters = false;
     /// States on disk have two copies, so that `take_back_update` can be called.
     bool keeps_old_states = false;
-    /// Stage 3: slices lie side by side in a window, an array that the ranks of a host share, where
+    /// Stage 3: slices lie side by side in a window, an array that the ranks of a host share, if
     /// there can be one.
     bool in_place = false;
   };
@@ -86,9 +87,9 @@ class StateTable {
                                                           bool keeps_old_parameters,
                                                           bool keeps_old_states);
 
-  /// `plans` has one for each unit; `disk` is null where no state lies on a disk. `link` must
-  /// outlive this. Makes all arrays, zero-filled, but those of gradients, which the flow that
-  /// reduces them makes. Collective where `in_place`.
+  /// `plans` has one plan for each unit; `disk` is null if no state lies on a disk. `link` must
+  /// outlive this. Makes all arrays, filled with zeros, except those of gradients, which the flow
+  /// that reduces them makes. Collective if `in_place`.
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
              const Placement& placement, HostLink& link, std::unique_ptr<store::DiskTier> disk,
              Options options);
@@ -107,42 +108,43 @@ class StateTable {
   comm::Group& group() const { return group_; }
   /// Returns the name of a unit, for people.
   const std::string& label(int64_t unit) const { return labels_[static_cast<size_t>(unit)]; }
-  /// Returns where the device tier lies.
+  /// Returns the device that the device tier is on.
   c10::Device device() const { return group_.device(); }
   c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
 
-  // Ranges of cells. Elements are counted from the first that this rank owns of the unit. fp32
-  // parameters that have no master weights of their own are their own master weights.
+  // The next functions handle ranges of cells. Elements are counted from the first that this rank
+  // owns of the unit. fp32 parameters without master weights of their own are their own master
+  // weights.
 
-  /// Returns the column of a state by name ("master", or the optimizer's name for it), or none
-  /// where the unit has no such state.
+  /// Returns the column of a state by name ("master", or the optimizer's name for it), or nothing
+  /// if the unit has no such state.
   std::optional<State> find(int64_t unit, std::string_view name) const;
   /// Returns the names that `find` knows of a unit, "master" first. A frozen unit has none.
   std::vector<std::string_view> names(int64_t unit) const;
   std::string_view name(int64_t unit, State state) const;
   /// Returns elements of a state, 1-D: master weights and 8-bit states in fp32, others in their
-  /// dtype. The result is the memory itself where the state lies in memory as it is; a state on
-  /// disk, in halves or in codes gives a copy. Waits for a disk, and for copies to the host.
+  /// dtype. The result is the memory itself if the state lies there in that form; a state on disk,
+  /// in halves or in codes gives a copy. Waits for a disk, and for copies to the host.
   at::Tensor read(int64_t unit, State state, partition::Range elements) const;
   at::Tensor read(int64_t unit, State state) const { return read(unit, state, all(unit)); }
-  /// Returns the full array of a unit of which every rank holds `owned`, on the device: gathers it
-  /// where it is sharded. Collective.
+  /// Returns the full array of a unit, on the device. `owned` is this rank's part; the ranks gather
+  /// the parts if the array is sharded. Collective.
   at::Tensor full(int64_t unit, const at::Tensor& owned) const;
   /// Returns the same as the cell stores it: the lower halves of split master weights, and the
   /// bytes of whole blocks of 8-bit states (`elements` begin and end on multiples of kCodedBlock).
   at::Tensor read_stored(int64_t unit, State state, partition::Range elements) const;
   /// Writes elements of a state from 1-D `values` of any floating-point dtype, rounded to nearest,
   /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
-  /// the master weights change with these, and new parameters change with the parameters.
+  /// the master weights change with them, and new parameters change with the parameters.
   void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
-  /// Returns the memory of a cell: undefined where it has none, or none now.
+  /// Returns the memory of a cell: undefined if the cell has none, or none now.
   at::Tensor& memory(int64_t unit, State state) const;
 
-  // Asynchronous transfers of whole cells that lie on a disk.
+  // The next functions transfer whole cells that lie on a disk, asynchronously.
 
-  /// Returns the bytes of memory that a transfer needs: a multiple of store::kAlignment; 0 where
-  /// the cell lies in memory, which no transfer is for.
+  /// Returns the bytes of memory that a transfer needs: a multiple of store::kAlignment, or 0 if
+  /// the cell lies in memory, which needs no transfer.
   int64_t transfer_bytes(int64_t unit, State state) const;
   /// Starts to read a cell to `to`, which is aligned to store::kAlignment and lives until `wait`
   /// returns.
@@ -167,46 +169,48 @@ class StateTable {
   const at::Tensor& whole(int64_t unit) const { return whole_[static_cast<size_t>(unit)]; }
   /// Returns the shared array of stage 3 on one host, else null.
   comm::Window* window() const { return window_.get(); }
-  /// Returns where a unit begins in it, in bytes.
+  /// Returns the byte of the window at which a unit begins.
   int64_t window_offset(int64_t unit) const { return window_offset_[static_cast<size_t>(unit)]; }
   /// Returns the part of a parameter that this rank owns, in elements of its unit.
   partition::Range owned_part(int64_t parameter) const;
   /// Writes the owned part of a parameter's full values (1-D, storage order, any dtype). Master
-  /// weights and new parameters stay as they are.
+  /// weights and new parameters do not change.
   void write_parameter(int64_t parameter, const at::Tensor& values);
-  /// Does the same with what operators left on the device, and counts bytes that cross to the host.
+  /// Does the same with values that operators left on the device, and counts bytes that cross to
+  /// the host.
   void write_from_device(int64_t parameter, const at::Tensor& values);
   /// Returns a parameter in its unit's dtype, rounded as the update rounds it.
   at::Tensor narrowed(int64_t unit, const at::Tensor& parameter) const;
   /// Writes the owned part of a state of `parameter` from its full values in storage order.
   void write_owned(int64_t parameter, State state, const at::Tensor& values);
   /// Makes master weights follow after something else wrote the owned (low-precision) parameters:
-  /// where a master weight no longer rounds to the parameter, it takes the parameter's value.
-  /// Elements that were not written keep the master's extra bits; split masters keep them always.
+  /// if a master weight no longer rounds to the parameter, it takes the parameter's value. Elements
+  /// that were not written keep the master's extra bits; split masters keep them always.
   void refresh_master(int64_t parameter);
   /// Makes the new parameters of a unit equal to the parameters, all of which were written
   /// elsewhere. (Functions that write ranges or one parameter's masters do so themselves.)
   void reset_new_parameters(int64_t unit) { reset_new_parameters(unit, all(unit)); }
-  /// Puts new parameters of a unit into force, if it was updated since the last call. Nobody reads
-  /// its parameters meanwhile.
+  /// Puts new parameters of a unit into force, if it was updated since the last call. Nobody may
+  /// read its parameters meanwhile.
   void use_new_parameters(int64_t unit);
   /// Takes an update back whose parameters are not in force yet. Needs `keeps_old_states`.
   void take_back_update(int64_t unit);
-  /// Leaves out what `use_new_parameters` would put into force.
+  /// Drops the new parameters that `use_new_parameters` would put into force.
   void drop_new_parameters();
   /// Blocks until new parameters have crossed between device and host.
   void wait_for_copies() const { parameter_copies_.wait_on_host(); }
 
-  // Updates by whoever schedules them. Nothing happens where all states are in memory.
+  // The next functions are for the code that schedules updates. They do nothing if all states are
+  // in memory.
 
-  /// From now on updates run beside something else, in the order that `upcoming` names: see
+  /// From now on updates run beside other work, in the order that `upcoming` names: see
   /// store::DiskTier::run_beside.
   void run_updates_beside(std::function<std::optional<int64_t>(int64_t index)> upcoming);
-  /// Blocks until what updates wrote is on disk, while no unit is updated.
+  /// Blocks until the states that updates wrote are on disk, while no unit is updated.
   void wait_for_written_states();
-  /// The updates of a step are done: buffers that nothing can be read ahead into are given back.
+  /// The updates of a step are done: frees buffers into which nothing can be read ahead.
   void end_updates();
-  /// Returns the clock that counts waiting for states on disk, or null where there are none.
+  /// Returns the clock that counts waiting for states on disk, or null if there are none.
   comm::WaitClock* wait_clock() const { return disk_ ? &disk_->clock() : nullptr; }
 
   // Blocks.
@@ -215,16 +219,17 @@ class StateTable {
   struct Block {
     int64_t begin = 0;
     int64_t end = 0;
-    /// By column: the address of element `begin`. The parameters' is where new ones go; null where
-    /// the master is the parameter.
+    /// The address of element `begin` in each column. New parameters go to that of the parameters,
+    /// which is null if the master weights are the parameters.
     std::array<std::byte*, kStates> at{};
-    /// The update writes new parameters for all elements: their place does not hold the old ones.
+    /// The update must write new parameters for all elements, since their place does not hold the
+    /// old ones.
     bool fresh = false;
   };
   /// Passes the row of `unit` through `update` block by block; blocks on disk may come from several
-  /// threads at once. `gradient` has the owned elements, or is undefined where they lie on disk.
-  /// With Weights::unchanged `update` leaves the weights as they are, and only writes what is
-  /// fresh.
+  /// threads at once. `gradient` has the owned elements, or is undefined if they lie on disk. With
+  /// Weights::unchanged `update` must not change the weights, and only writes new parameters where
+  /// the block is fresh.
   enum class Weights : uint8_t { updated, unchanged };
   void for_each_block(int64_t unit, const at::Tensor& gradient,
                       const std::function<void(const Block&)>& update,
@@ -236,7 +241,7 @@ class StateTable {
     enum class Kind : uint8_t {
       masters,  // the parameters are their own master weights
       copies,   // they equal master weights that lie elsewhere
-      rounded   // they are rounded from these, or the upper halves of them
+      rounded   // they are rounded from master weights, or their upper halves
     };
     enum class Place : uint8_t {
       cell,          // the update writes where the old ones lie
@@ -249,7 +254,7 @@ class StateTable {
     Place place = Place::cell;
     // Each block is copied to the cell, in the other memory, when it is made.
     bool crosses = false;
-    at::Tensor memory{};  // of those that lie apart
+    at::Tensor memory{};  // the new parameters that lie apart
   };
   NewParameters new_parameters(const UnitPlan& plan) const;
 
@@ -261,7 +266,7 @@ class StateTable {
                    int64_t colour = 0) const;
   store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
   store::StateTier& tier(int64_t unit, State state) const;
-  // The number of a cell's array on disk, or none where it is in memory.
+  // The number of a cell's array on disk, or none if it is in memory.
   std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
@@ -277,7 +282,7 @@ class StateTable {
 
   const partition::Layout& layout_;
   std::vector<UnitPlan> plans_;
-  std::vector<std::string> labels_;  // of units
+  std::vector<std::string> labels_;  // the units' labels
   comm::Group& group_;
   std::shared_ptr<Ledger> ledger_;
   HostLink& link_;
@@ -286,13 +291,13 @@ class StateTable {
   std::unique_ptr<store::MemoryTier> device_;
   std::unique_ptr<store::MemoryTier> host_;
   std::unique_ptr<store::DiskTier> disk_;
-  std::vector<at::Tensor> whole_;  // by unit; empty where parameters are sharded
+  std::vector<at::Tensor> whole_;  // by unit; empty if parameters are sharded
   std::unique_ptr<comm::Window> window_;
   std::vector<int64_t> window_offset_;
   std::vector<NewParameters> new_parameters_;  // by unit
   std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
   StreamMark parameter_copies_;   // from where updates make new parameters
-  // Blocks of parameters on their way, which take turns; none where no update needs them.
+  // Blocks of parameters on their way, which take turns; none if no update needs them.
   struct Staging {
     at::Tensor memory;
     StreamMark sent;

@@ -13,7 +13,8 @@ namespace zero {
 
 namespace {
 
-// Reads and writes of states are neither recorded by autograd nor refused by a device's cap.
+// In this scope autograd does not record reads and writes of states, and a device's cap does not
+// refuse their memory.
 struct Aside {
   c10::NoGradGuard no_grad;
   HostScope not_refused;
@@ -27,7 +28,7 @@ struct Asked {
         segment(plan.layout().segment_of(index)),
         like(plan.model().parameter(index)) {}
 
-  // Returns it in fp32 and in its shape. Every rank holds `owned` of its unit.
+  // Returns the parameter in fp32 and in its shape. `owned` is this rank's part of the unit.
   at::Tensor picked(const StateTable& table, const at::Tensor& owned) const {
     const auto values = table.full(unit, owned).narrow(0, segment.offset, segment.numel);
     return unflattened(values.to(at::kFloat), like);
@@ -56,7 +57,7 @@ void check_shape(const at::Tensor& value, const at::Tensor& like, std::string_vi
                   value.defined() ? fmt::format("{}", fmt::join(value.sizes(), ", ")) : "none"));
 }
 
-// Throws ConfigError, naming those that there are, where the table has none of that name.
+// Throws ConfigError, naming the states that there are, if the table has no state of that name.
 State state_of(const Flows& flows, const Asked& asked, std::string_view name,
                std::string_view state) {
   if (const auto found = flows.table().find(asked.unit, state)) return *found;

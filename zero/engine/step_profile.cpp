@@ -63,7 +63,8 @@ void StepProfile::stop() {
 
 namespace {
 
-// Hosts have clocks of their own, which ranks read as they leave a barrier: the median of a few.
+// Returns how far this host's clock is ahead of the first host's. Ranks read their clocks as they
+// leave a barrier, a few times, and the median counts.
 int64_t clock_ahead(comm::Group& group) {
   const auto& topology = group.topology();
   if (topology.hosts == 1) return 0;
@@ -84,7 +85,7 @@ struct Kept {
   int64_t clock = 0;
 };
 
-// Every rank's spans, on rank 0: in pieces, so that the others need little memory.
+// Gathers every rank's spans on rank 0, in pieces, so that the other ranks need little memory.
 std::vector<RankSpans> gather_spans(comm::Group& group, const std::vector<Span>& mine,
                                     const std::vector<Kept>& all) {
   constexpr int64_t kPiece = 4096;

@@ -1,4 +1,5 @@
-// Writes what all ranks do in a step to a file that Perfetto and Chrome show (docs/profiling.md).
+// Writes the timelines of all ranks in a step to a file that Perfetto and Chrome show
+// (docs/profiling.md).
 //
 //   zero::StepProfile profile(engine.group());
 //   at::Tensor loss;
@@ -22,7 +23,7 @@
 namespace zero {
 
 /// Keeps the spans of this rank, and the operators of this thread, from its construction until
-/// `stop`. One on a thread at a time: constructing a second throws Error.
+/// `stop`. Throws Error if another one keeps spans of the group or operators of the thread.
 class StepProfile {
  public:
   struct Options {
@@ -36,18 +37,18 @@ class StepProfile {
   StepProfile& operator=(const StepProfile&) = delete;
   ~StepProfile();
 
-  /// That of the group, for phases that the program knows (Activity::forward).
+  /// Returns the group's timeline, for phases that the program knows (Activity::forward).
   Timeline& timeline() const { return *timeline_; }
-  /// Nothing more is kept, but the end of what is under way.
+  /// Keeps nothing more, except the end of spans that are under way.
   void stop();
 
   struct Written {
-    int64_t spans = 0;    ///< of all ranks
-    int64_t dropped = 0;  ///< that did not fit
+    int64_t spans = 0;    ///< the spans of all ranks
+    int64_t dropped = 0;  ///< the spans that did not fit
   };
-  /// Stops, and rank 0 writes the spans of all ranks to `file`: whole, or an earlier file stays.
-  /// Then the memory is given back. The same result on every rank. Collective. Throws Error on
-  /// every rank where the file cannot be written.
+  /// Stops, and rank 0 writes the spans of all ranks to `file`. If that fails, an earlier file
+  /// stays. Then the memory is freed. Returns the same on every rank. Collective. Throws Error on
+  /// every rank if the file cannot be written.
   Written write(const std::string& file);
 
  private:

@@ -6,7 +6,8 @@
 
 namespace zero {
 
-// As DeepSpeed divides a loss in fp16: micro-batches may add up in it.
+// The loss is divided by the micro-batches before backward, as DeepSpeed does in fp16, where
+// micro-batches may add up.
 double StepProgress::loss_factor() const {
   return loss_scale_ ? loss_scale_->value() / static_cast<double>(of_step()) : 1;
 }

@@ -1,5 +1,5 @@
-// How far training has come: the micro-batches of the step under way, the steps so far, and the
-// loss scale; and the factors of losses and gradients that follow from these.
+// The progress of training: the micro-batches of the step under way, the steps so far and the loss
+// scale; and the factors of losses and gradients that depend on them.
 #pragma once
 
 #include <algorithm>
@@ -19,28 +19,28 @@ class StepProgress {
     if (plan.config().scales_loss()) loss_scale_.emplace(plan.config().loss_scaling);
   }
 
-  /// Micro-batches that `end_micro_batch` has counted since the last boundary.
+  /// Returns the micro-batches that `end_micro_batch` has counted since the last boundary.
   int64_t micro_batches() const { return micro_batches_; }
   int64_t micro_batches_left() const { return of_step() - micro_batches_; }
-  /// A backward pass has ended since the last micro-batch was counted.
+  /// Returns whether a backward pass has ended since the last micro-batch was counted.
   bool passed() const { return passed_; }
   void end_pass() { passed_ = true; }
-  /// Counts micro-batches that have all been passed, but for the last of them.
+  /// Counts micro-batches that have all been passed, except the last of them.
   void pass_together(int64_t count) { micro_batches_ += count - 1; }
-  /// Counts a micro-batch. Returns whether it was the last one of a step. Where that is then
-  /// refused, further calls do the same.
+  /// Counts a micro-batch. Returns whether it was the last one of a step. If the step is then
+  /// refused, further calls return the same.
   bool end_micro_batch() {
     passed_ = false;
     micro_batches_ = std::min(micro_batches_ + 1, of_step());
     return micro_batches_ == of_step();
   }
-  /// The accumulation begins anew.
+  /// Begins the accumulation anew.
   void restart() {
     micro_batches_ = 0;
     passed_ = false;
   }
 
-  /// Passes under way whose loss Engine::scale has scaled.
+  /// These count the passes under way whose loss Engine::scale has scaled.
   void begin_scaled_pass() { ++scaled_; }
   void end_scaled_pass() { --scaled_; }
   bool in_scaled_pass() const { return scaled_ > 0; }
@@ -50,17 +50,17 @@ class StepProgress {
   /// Returns the factor that makes a sum over ranks and micro-batches of scaled losses the mean.
   double mean_scale() const;
 
-  /// Throws ConfigError where updates in backward use gradients up.
+  /// Throws ConfigError if updates in backward use gradients up.
   void check_gradients_kept() const;
   /// Throws Error in the middle of an accumulation, whose gradients a save would not have.
   void check_at_boundary(std::string_view what) const;
   /// Throws Error unless all micro-batches of a step have been passed.
   void check_whole_step() const;
 
-  /// Updates so far.
+  /// Returns the updates so far.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
-  /// Empty where losses are not scaled.
+  /// Returns the loss scale; empty if losses are not scaled.
   std::optional<LossScale>& loss_scale() { return loss_scale_; }
   const std::optional<LossScale>& loss_scale() const { return loss_scale_; }
 

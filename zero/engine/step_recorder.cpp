@@ -17,7 +17,7 @@ namespace zero {
 struct StepRecorder::State {
   explicit State(const paging::Pager& of) : pager(of) {}
 
-  // The operator of the trace that was the last one.
+  // Returns the last operator of the trace so far.
   std::optional<size_t> last() const {
     const size_t position = pager.position();
     if (position == 0) return {};
@@ -37,7 +37,7 @@ struct StepRecorder::State {
   }
 
   const paging::Pager& pager;
-  mutable std::mutex mutex;  // of what follows: autograd has threads of its own
+  mutable std::mutex mutex;  // guards the members below: autograd has threads of its own
   std::vector<double> flops;
   std::vector<uint8_t> backward;
   std::vector<paging::StepSchedule::Reduction> reductions;
@@ -45,7 +45,7 @@ struct StepRecorder::State {
 
 namespace {
 
-// The recorders whose steps the operators of a thread belong to.
+// The recorders that the operators of a thread count for.
 template <class State>
 struct Recorded {
   std::vector<std::weak_ptr<State>> states;
@@ -55,7 +55,7 @@ struct Recorded {
 
   ~Recorded() { gone() = true; }
 
-  // Null once the thread ends.
+  // Returns null once the thread has ended.
   static Recorded* of_this_thread() {
     if (gone()) return nullptr;
     thread_local Recorded recorded;

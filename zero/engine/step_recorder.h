@@ -12,26 +12,26 @@
 
 namespace zero {
 
-/// While one lives, counts what the operators that the thread that made it calls compute
-/// (operator_cost.h), in its backward passes too, wherever autograd runs them: each for the
-/// operator of the pager's trace that was the last one when it ended. What runs before a step's
-/// first use of a unit counts for none.
+/// While one lives, it counts the FLOPs of this thread's operators (operator_cost.h), also in its
+/// backward passes, on whichever thread autograd runs them. It adds an operator's FLOPs to the
+/// operator of the pager's trace that was the last one when the operator ended. It does not count
+/// operators before a step's first use of a unit.
 class StepRecorder final : public ReductionObserver {
  public:
   /// `pager` outlives this.
   explicit StepRecorder(const paging::Pager& pager);
-  /// On another thread it leaves the first one's callback, which then counts nothing.
+  /// If it runs on another thread, the first thread keeps its callback, which then counts nothing.
   ~StepRecorder() override;
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
-  /// An operator on this thread uses a unit of the pager: it may be one of autograd's threads.
+  /// An operator on this thread uses a unit of the pager. The thread may be one of autograd's.
   void touched();
   /// The reduction of `unit` starts now.
   void reduction_starts(int64_t unit) override;
-  /// Forgets what was recorded: a step begins.
+  /// Forgets the recording: a step begins.
   void restart();
-  /// FLOPs, passes and reductions of the step that was recorded, by the operators of
+  /// Writes FLOPs, passes and reductions of the recorded step to `schedule`, by the operators of
   /// `schedule.trace`.
   void write(paging::StepSchedule& schedule) const;
 

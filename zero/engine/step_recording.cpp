@@ -17,7 +17,7 @@ void StepRecording::start_first(const Flows& flows) {
 }
 
 void StepRecording::start(const Flows& flows) {
-  record_with(nullptr, flows);  // LibTorch has one callback a thread
+  record_with(nullptr, flows);  // a thread can have one callback only
   record_with(std::make_unique<StepRecorder>(*flows.gather().pager()), flows);
 }
 
@@ -37,7 +37,7 @@ void StepRecording::end_step(bool updated, const Flows& flows) {
     const auto& config = plan_.config();
     recorded_ = {.trace = plan->trace,
                  .gathers = true,
-                 // The pager that has recorded it is stage 3's.
+                 // Only stage 3 has a pager.
                  .reduces_in = paging::ReducesIn::every_pass,
                  .budget_bytes = pages.budget(),
                  .prefetch_bytes = pages.prefetch(),
@@ -54,7 +54,7 @@ void StepRecording::end_step(bool updated, const Flows& flows) {
 
 void StepRecording::choose_prefetch(paging::Pager& pages) {
   const auto& given = plan_.config().prefetch_speeds;
-  // A step that is too long to be planned has no schedule.
+  // A step that is too long for a plan has no schedule.
   const int64_t mine = !recorded_ ? pages.prefetch()
                                   : paging::choose_prefetch(*recorded_, {.compute = given.compute,
                                                                          .link = given.link,

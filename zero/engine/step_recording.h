@@ -1,9 +1,9 @@
 // The schedule of a step that was recorded, and the distance at which units are gathered ahead.
 //
 // Note [One distance]
-// A distance decides when gathers start beside reductions, so all ranks need the same. Each chooses
-// by what it has recorded, and the largest choice is everyone's: a rank with longer sequences has
-// more to hide gathers behind than one that computes less.
+// A distance decides when gathers start beside reductions, so all ranks need the same. Each rank
+// chooses one from its own recording, and all take the largest choice: a rank with longer sequences
+// has more computation to hide gathers behind.
 #pragma once
 
 #include <memory>
@@ -24,11 +24,11 @@ class StepRecording {
 
   /// Records the first step, to choose the distance, if the configuration gives speeds for that.
   void start_first(const Flows& flows);
-  /// Records the step that begins now; one under way is dropped.
+  /// Records the step that begins now; a recording under way is dropped.
   void start(const Flows& flows);
   void stop(const Flows& flows) { record_with(nullptr, flows); }
-  /// A step has ended, which goes on being recorded unless it has updated. Collective where a
-  /// distance is to be chosen.
+  /// A step has ended. The recording goes on if it has not updated. Collective if a distance is to
+  /// be chosen.
   void end_step(bool updated, const Flows& flows);
   /// See SourceParts::touched.
   void touched() const {

@@ -20,7 +20,8 @@ std::string name_of(int64_t micro_batch) {
                          : "micro-batches that passed together";
 }
 
-// "NAME has ..." of the first whose values are not finite; empty if none.
+// Returns "NAME has ..." for the first tensor whose values are not finite; an empty text if all
+// are.
 template <class Values>
 std::string first_not_finite(const std::vector<std::string>& names, const Values& values) {
   const at::DisableRecordFunctionGuard unobserved;
@@ -48,8 +49,8 @@ StepWatch::StepWatch(Engine& engine, const NamedTensors& tensors)
 
 void StepWatch::begin_step() { found_.reset(); }
 
-// An infinity of the micro-batch before has led to nothing, and what the engine does between two is
-// not of the model.
+// The watch is cleared, since an infinity in the micro-batch before has led to nothing, and
+// operators of the engine between two micro-batches are not the model's.
 void StepWatch::begin_micro_batch(int64_t index) {
   if (!found_) watch_.clear();
   micro_batch_ = index;
@@ -77,14 +78,14 @@ void StepWatch::add_loss(int64_t index, double loss) {
 
 std::string StepWatch::agree() {
   auto& group = engine_.group();
-  // A rank tells this to the others. The earliest comes first in the order of the members.
+  // A rank tells this to the others. Comparing the members in order finds the earliest.
   struct Told {
     int64_t nothing = 1;
     int64_t micro_batch = 0;
     int64_t backward = 0;
     int64_t order = 0;
     int64_t length = 0;  // of the text
-    int64_t absent = 0;  // a parameter is to be looked at
+    int64_t absent = 0;  // a parameter must be checked
     auto when() const { return std::tuple(nothing, micro_batch, backward, order); }
   };
   Told mine;

@@ -1,5 +1,5 @@
-// Finds where in a step of several ranks and micro-batches the first number that is not finite was
-// made.
+// Finds the place in a step of several ranks and micro-batches where the first number that is not
+// finite was made.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace zero {
 
-/// Watches this rank's passes of a step; then all ranks agree on what came first: the lowest
-/// micro-batch, forward before backward, the order of operators, the lowest rank.
+/// Watches this rank's passes of a step. Then all ranks agree on the first number that is not
+/// finite, ordered by micro-batch, forward before backward, the order of operators, and rank.
 ///
 ///   zero::StepWatch watch(engine, zero::named_tensors(model));
 ///   for (int64_t i = 1; i <= micro_batches; ++i) {
@@ -26,25 +26,26 @@ namespace zero {
 ///   const auto found = watch.agree();
 class StepWatch {
  public:
-  /// `engine` outlives this. One on a thread at a time: throws Error as AnomalyWatch.
+  /// `engine` outlives this. Throws Error if another one, or an AnomalyWatch, watches this thread.
   StepWatch(Engine& engine, const NamedTensors& tensors);
 
   /// Forgets the step so far.
   void begin_step();
-  /// From now on operators belong to micro-batch `index`, from 1, or to all together if it is 0
-  /// (layer-major).
+  /// From now on operators belong to micro-batch `index`, which counts from 1; 0 stands for all
+  /// together (layer-major).
   void begin_micro_batch(int64_t index);
-  /// The loss of micro-batch `index`, behind its backward pass: what comes between this and the
-  /// next `begin_micro_batch` is not looked at.
+  /// Takes the loss of micro-batch `index` after its backward pass. Operators between this call and
+  /// the next `begin_micro_batch` are ignored.
   void add_loss(int64_t index, double loss);
 
-  /// Returns what came first on any rank, in sentences that begin with the rank and the
-  /// micro-batch: the same text on every rank, empty where every rank's operators, losses and
-  /// gradients were finite. Collective.
+  /// Returns that number's origin on any rank, in sentences that begin with the rank and the
+  /// micro-batch. The text is the same on every rank, and empty if every rank's operators, losses
+  /// and gradients were finite. Collective.
   std::string agree();
-  /// For a step whose gradients were finite on every rank: which parameter's sum over ranks and
-  /// micro-batches is not; empty if none. Between backward and Engine::step, not with
-  /// update_in_backward. The same on every rank. Collective.
+  /// For a step whose gradients were finite on every rank: returns a sentence about the first
+  /// parameter whose sum over ranks and micro-batches is not finite, or an empty text. Call it
+  /// between backward and Engine::step, and not with update_in_backward. The text is the same on
+  /// every rank. Collective.
   std::string check_sums();
 
  private:
@@ -57,8 +58,8 @@ class StepWatch {
   };
   Engine& engine_;
   AnomalyWatch watch_;
-  std::vector<std::string> names_;      // of all parameters
-  std::vector<std::string> trainable_;  // parameters
+  std::vector<std::string> names_;      // all parameters' names
+  std::vector<std::string> trainable_;  // the names of those that are trained
   int64_t micro_batch_ = 0;
   std::optional<Found> found_;
 };

@@ -11,16 +11,16 @@
 
 namespace zero {
 
-/// While one lives, `observer` sees the operators that the thread that made this calls:
-/// `start(range)` returns what it keeps of one until that ends, or null, and `end(range, context)`
-/// gets that back. On other threads, to which autograd may take LibTorch's callbacks along, it sees
-/// nothing.
+/// While one lives, `observer` sees the operators that this thread calls. `start(range)` returns
+/// what the observer wants to keep until the operator ends, or null, and `end(range, context)` gets
+/// that back. It sees nothing on other threads, to which autograd may take LibTorch's callbacks
+/// along.
 template <class Observer>
 class ThreadObserver {
  public:
   using Scopes = std::unordered_set<at::RecordScope, std::hash<at::RecordScope>>;
-  /// Throws Error with this refusal where another one of this kind observes the thread. `values`:
-  /// inputs and outputs of operators can be looked at.
+  /// Throws Error with the text `refusal` if another one of this kind observes the thread. With
+  /// `values` the observer can look at inputs and outputs of operators.
   ThreadObserver(Observer& observer, const Scopes& scopes, bool values, const char* refusal) {
     if (of_this_thread() != nullptr) throw Error(refusal);
     handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_start, &on_end)

@@ -30,8 +30,8 @@ double work_of_step(const Config& config, const StepSize& size) {
          static_cast<double>(size.activations);
 }
 
-// Bytes of the second copy of what a rank updates, where others read the first one meanwhile; none
-// is needed of parameters on disk.
+// Returns the bytes of the second copy of the parameters that a rank updates while others read the
+// first. Parameters on disk need none in memory.
 double hidden_parameters(const Config& config, const StepSize& size) {
   if (!config.update_in_backward && config.offload_optimizer.delayed_update_after == 0) return 0;
   const bool sharded = partition::placement_of_stage(size.ranks == 1 ? 0 : config.stage).optimizer;
@@ -39,8 +39,9 @@ double hidden_parameters(const Config& config, const StepSize& size) {
          (sharded ? size.ranks : 1);
 }
 
-// Parameters on disk are in memory while they are gathered: of what the host has left beside a step
-// they get the half, since what updates under way and other programs take is not known.
+// Parameters on disk are in memory while they are gathered. They get half of the memory that the
+// host has left beside a step, since nobody knows the needs of updates under way and of other
+// programs.
 TierChoice bound_gathered(Config config, const StepSize& size) {
   const auto element_bytes = static_cast<double>(config.parameter_bytes());
   const double rest = predicted_states(config, size).total() + work_of_step(config, size);
@@ -69,8 +70,8 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   ranks = shard_ranks(config, ranks);
   const auto& optimizer = config.offload_optimizer;
   const int64_t dtype_bytes = config.parameter_bytes();
-  // Beside Muon's matrices are others, which have AdamW's states; beside Adafactor's others with a
-  // second moment of each element.
+  // A model for Muon has parameters that are no matrices, with AdamW's states. A model for
+  // Adafactor has parameters with a second moment of each element.
   const auto chosen = config.optimizer.value_or(Optimizer(AdamW{}));
   const bool most = bound == Bound::most;
   const auto arrays = most && std::holds_alternative<Muon>(chosen) ? optim::kMostStates
@@ -91,7 +92,7 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
                                .optimizer = master_bytes + moment_bytes / partition::kAlignment,
                                .scales = moment_bytes % partition::kAlignment});
   if (config.hpz_partition_size > 1 && ranks > config.hpz_partition_size) {
-    // Each host keeps all of them, in equal shares; quantised ones beside the slices.
+    // Each host keeps all parameters, in equal shares; quantised ones beside the slices.
     states.parameters = (config.quantised.weights ? states.parameters : 0) +
                         static_cast<double>(parameters * dtype_bytes) /
                             static_cast<double>(config.hpz_partition_size);
@@ -107,7 +108,7 @@ partition::StateMemory predicted_states(const Config& config, const StepSize& si
   auto states = predicted_states(config, size.parameters, size.ranks, Bound::most);
   const auto* adafactor = config.optimizer ? std::get_if<Adafactor>(&*config.optimizer) : nullptr;
   if (adafactor == nullptr || !adafactor->factored || size.matrix_elements == 0) return states;
-  // A second moment of no element, and of each.
+  // The states lie between those without second moments of elements and those with all of them.
   const double none = predicted_states(config, size.parameters, size.ranks, Bound::least).optimizer;
   const double share =
       1 - static_cast<double>(size.matrix_elements) / static_cast<double>(size.parameters);
@@ -128,7 +129,8 @@ partition::StateMemory predicted_device_states(const Config& config, const StepS
 }
 
 std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize& size) {
-  // Full units: of gradients from stage 2 on, two at a time; at stage 3 of parameters, too.
+  // A step holds full units of gradients from stage 2 on, two at a time, and at stage 3 of
+  // parameters too.
   const auto dtype_bytes = static_cast<double>(config.parameter_bytes());
   const double unit = std::max(static_cast<double>(size.largest_parameter) * dtype_bytes,
                                std::min(static_cast<double>(config.unit_bytes),
@@ -142,7 +144,7 @@ std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize&
   auto next = config;
   std::string optimizer_part;
   std::string param_part;
-  // Takes `as` over if it frees more than those before it.
+  // Takes `as` as a choice if it frees more than the choices before it.
   const auto consider = [&](const Config& as) {
     const auto frees = static_cast<int64_t>(need(config) - need(as));
     if (frees <= (choices.empty() ? 0 : choices.back().bytes)) return;
@@ -210,12 +212,12 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   if (states.total() + hidden <= room) return {std::move(config), reason + ": all stay in memory"};
 
   optimizer.device = OffloadDevice::nvme;
-  double others = states.parameters + hidden + states.gradients;  // that stay in memory
+  double others = states.parameters + hidden + states.gradients;  // the states that stay in memory
   if (others > room && config.stage >= 2 && states.gradients > 0) {
     optimizer.gradients = true;
     others -= states.gradients;
   }
-  // A host keeps all parameters in memory then.
+  // With hpZ a host keeps all parameters in memory.
   const bool kept_on_hosts =
       config.hpz_partition_size > 1 && size.ranks > config.hpz_partition_size;
   if (others > room && config.stage == 3 && !kept_on_hosts) {
@@ -223,9 +225,9 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
     parameters.nvme_path = optimizer.nvme_path;
     others = 0;
   }
-  // The room that they leave keeps a part of the optimizer's states: a byte kept saves the disk two
-  // bytes a step, one read and one written. The part is in twentieths, so that the choice reads
-  // well.
+  // The room that is left keeps a part of the optimizer's states in memory. Each byte of them saves
+  // the disk two bytes a step, one read and one written. The part is in twentieths, so that it
+  // reads well.
   const double excess = states.optimizer > 0 ? 1 - (room - others) / states.optimizer : 1;
   optimizer.ratio = std::clamp(std::ceil(excess * 20) / 20, 0.05, 1.0);
 

@@ -1,4 +1,4 @@
-// The choice of the states that go to disk, so that the rest fits into a memory budget.
+// Chooses the states that go to disk, so that the rest fits into a memory budget.
 #pragma once
 
 #include <cstdint>
@@ -16,48 +16,49 @@ namespace zero {
 /// `ranks`.
 int shard_ranks(const Config& config, int ranks);
 
-/// Bytes of one rank's states in memory by the papers' formula: without what `config` puts on disk,
-/// and without padding. `config.optimizer`, or AdamW, is that of all parameters. Where the states
-/// depend on which of them are matrices (Muon, Adafactor), the most that it may be or the least: to
-/// refuse by.
+/// Returns the bytes of one rank's states in memory by the papers' formula, without the states that
+/// `config` puts on disk and without padding. All parameters are taken to have `config.optimizer`,
+/// or AdamW. If the states depend on which parameters are matrices (Muon, Adafactor), `bound` asks
+/// for the most or the least that they may be. A refusal takes the least.
 enum class Bound : uint8_t { most, least };
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks,
                                         Bound bound);
 
 /// The sizes of a training step that tiers are chosen by.
 struct StepSize {
-  int64_t parameters = 0;         ///< of the model
+  int64_t parameters = 0;         ///< elements of the model
   int64_t largest_parameter = 0;  ///< its elements
-  int64_t matrix_elements = 0;    ///< of parameters of two dimensions or more, as far as known
-  int64_t matrix_sides = 0;       ///< rows and columns of these
-  int ranks = 1;                  ///< over which states are sharded
-  int64_t activations = 0;        ///< bytes of a rank, as far as they are known
+  int64_t matrix_elements = 0;    ///< elements of parameters with two dimensions or more, if known
+  int64_t matrix_sides = 0;       ///< rows and columns of these parameters
+  int ranks = 1;                  ///< the number of ranks that shard states
+  int64_t activations = 0;        ///< bytes of a rank, if known
   int64_t available = INT64_MAX;  ///< bytes that its host has left for a rank (memory_of_rank)
 };
 
-/// The most that the states may be, to choose by. What Adafactor keeps is known: of matrices their
-/// rows and columns, whole on every rank.
+/// Returns the most that the states may be, to choose by. Adafactor's are known exactly: rows and
+/// columns of matrices, whole on every rank.
 partition::StateMemory predicted_states(const Config& config, const StepSize& size);
-/// Returns the same for a device: without the states in host memory.
+/// Returns the same for a device, without the states in host memory.
 partition::StateMemory predicted_device_states(const Config& config, const StepSize& size);
 
 struct TierChoice {
   Config config;
-  std::string reason;  ///< a sentence for people; empty where there was nothing to choose
+  std::string reason;  ///< a sentence for people; empty if there was nothing to choose
 };
 
-/// Moves as little as needed to disk for the states to fit beside what a step needs, if `config`
-/// has a memory budget and names a folder for files (nvme_path) but puts nothing there. First come
-/// the optimizer's states, or a part of them; then, from stage 2 on, the gradients; at stage 3 the
-/// parameters, too; of the optimizer's states what then still fits stays. What comes to disk first
-/// costs least: optimizer states move once a step, parameters with every gather. Results do not
-/// depend on the choice. Where nothing fits, the most frugal choice is returned.
-/// Where `config` itself puts the parameters on disk, without a budget: lowers
-/// `max_live_parameters` to what the host can hold beside a step.
+/// If `config` has a memory budget and names a folder for files (nvme_path) but puts nothing there:
+/// moves as little to disk as needed for the states to fit beside the rest of a step. First it
+/// moves the optimizer's states, or a part of them; then, from stage 2 on, the gradients; then, at
+/// stage 3, the parameters. Optimizer states that still fit after that stay in memory. The order is
+/// by cost: optimizer states move once a step, parameters with every gather. Results do not depend
+/// on the choice. If nothing fits, returns the most frugal choice.
+///
+/// If `config` itself puts the parameters on disk and has no budget: lowers `max_live_parameters`
+/// to the number that the host can hold beside a step.
 TierChoice choose_tiers(Config config, const StepSize& size);
 
-/// Throws OutOfMemory where a rank's states, as predicted, exceed `config.memory_budget`. For use
-/// before there is a model; with parts of states on disk, which are whole units, only the engine
+/// Throws OutOfMemory if a rank's states, as predicted, exceed `config.memory_budget`. It works
+/// before there is a model. If parts of states are on disk, which are whole units, only the engine
 /// knows.
 void check_budget(const Config& config, int64_t parameters, int ranks);
 /// Does the same with states that are known. `total_at` returns the bytes of a rank's states at
@@ -65,9 +66,9 @@ void check_budget(const Config& config, int64_t parameters, int ranks);
 void check_budget(const Config& config, int ranks, const partition::StateMemory& states,
                   const std::function<double(int stage)>& total_at);
 
-/// Configurations that need less of a device than `config`, the cheapest first: higher stages cost
-/// no traffic up to 2 and half as much again at 3, the host 2 bytes a parameter each way a step for
-/// the optimizer, and 2 for each gather for parameters.
+/// Returns configurations that need less of a device than `config`, the cheapest first. Stages up
+/// to 2 cost no traffic, and stage 3 half as much again. The host costs 2 bytes a parameter each
+/// way a step for the optimizer, and 2 for each gather for parameters.
 std::vector<CheaperChoice> cheaper_choices(const Config& config, const StepSize& size);
 
 }  // namespace zero

@@ -5,27 +5,27 @@
 
 namespace zero {
 
-/// Bytes that one rank sends in one step by formula, with padding, in the dtype that is sent: what
-/// partition::step_traffic says of a whole model, unit by unit. At stage 3 `all_gather` is that of
-/// the paper (1910.02054, section 7): each unit once for forward and once for backward; a live
+/// The bytes that one rank sends in one step by formula, with padding, in the dtype that is sent:
+/// the formulas of partition::step_traffic, unit by unit. At stage 3 `all_gather` is that of the
+/// paper (1910.02054, section 7), with each unit once for forward and once for backward. A live
 /// budget that holds units between the two sends less.
 struct TrafficFormula {
   int64_t all_gather = 0;
   int64_t reduce_scatter = 0;
   int64_t all_reduce = 0;
-  /// The part of these that this rank sends to other hosts (partition::link_traffic): sums of bf16
-  /// leave a host in fp32.
+  /// The part of the above that this rank sends to other hosts (partition::link_traffic): sums of
+  /// bf16 leave a host in fp32.
   int64_t all_gather_link = 0;
   int64_t reduce_scatter_link = 0;
   int64_t all_reduce_link = 0;
-  /// From and to this rank's disk: each state on it read once and written once; parameters read for
-  /// every gather (as in `all_gather`); gradients written for every micro-batch, and read again to
-  /// add the next one.
+  /// The bytes from and to this rank's disk. Each state on it is read once and written once.
+  /// Parameters are read for every gather (as in `all_gather`). Gradients are written for every
+  /// micro-batch, and read again to add the next one.
   int64_t disk_read = 0;
   int64_t disk_written = 0;
-  /// Between this rank's device and its host: gradients down, once a step where they add up on the
-  /// device (stages 0 and 1), else for every micro-batch; parameters up, once a step where the
-  /// optimizer is there, and for every gather (as in `all_gather`) where they are.
+  /// The bytes between this rank's device and its host. Gradients come down once a step where they
+  /// add up on the device (stages 0 and 1), else for every micro-batch. Parameters go up once a
+  /// step if the optimizer is on the host, and for every gather (as in `all_gather`) if they are.
   int64_t host_down = 0;
   int64_t host_up = 0;
 };

@@ -2,14 +2,14 @@
 // zero/optim/passes.h.
 //
 // Note [Exchange between passes]
-// LAMB: the norms of parameters that lie in several slices, as exact sums, in one all-gather a
-// step. Those in one slice are its owner's business alone. Adafactor: sums of rows and columns
-// (factor_exchange.h), then norms like these, for batches of units. Muon: units in batches of about
-// as many matrices as ranks. The slices' directions are gathered, so that every rank has whole
-// matrices; each is made orthogonal by one rank, dealt by the cost; then the results are gathered,
-// and each rank takes its slice. Where states are replicated every rank does all of it. Both are
-// issued by the thread that trains, in one order on all ranks, whatever the schedule of updates: a
-// first pass ends before `step` does.
+// LAMB needs the norms of parameters. The ranks add up those of parameters in several slices, as
+// exact sums, in one all-gather a step; the others concern only the owner of their slice. Adafactor
+// needs sums of rows and columns (factor_exchange.h), then norms in the same way, for batches of
+// units. Muon needs whole matrices, in batches of about as many matrices as ranks. The ranks gather
+// the directions of all slices. Each matrix is made orthogonal by one rank, and the matrices are
+// dealt out by cost. Then the ranks gather the results, and each takes its slice. If states are
+// replicated, every rank does all of it. The thread that trains makes these calls in one order on
+// all ranks, whatever the schedule of updates: a first pass ends before `step` does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,26 +31,31 @@ namespace zero {
 
 class TwoPasses {
  public:
-  /// All outlive this. `in_force`: the optimizer of a parameter, as it suits it, in this update.
+  /// The arguments outlive this. `in_force` gives the optimizer of a parameter in this update, as
+  /// it suits the parameter.
   TwoPasses(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
             std::function<Optimizer(int64_t parameter)> in_force);
 
   optim::Reach reach(int64_t unit) const { return table_.plan(unit).reach; }
-  /// The units of two passes, in the order of their first ones; an `exchange` follows each batch.
+  /// Returns the units of two passes, in the order of their first passes; an `exchange` follows
+  /// each batch.
   const std::vector<PassBatch>& batches() const { return batches_; }
 
-  /// The first pass of a unit begins: update `step` of those of its parameters that follow.
+  /// The first pass of a unit begins. Calls for its parameters follow, each with its update's
+  /// number `step`.
   void begin(int64_t unit);
   void begin(int64_t parameter, const Optimizer& optimizer, int64_t step);
-  /// Returns what a first pass is to find out about owned elements from `begin` on; `add` takes
-  /// what it has found of a parameter there. From several threads at once.
+  /// Returns the places for the findings of a first pass about owned elements from `begin` on. The
+  /// pass then gives its findings on a parameter to `add`, which several threads may call at once.
   optim::Findings findings(int64_t unit, int64_t begin) const;
   void add(int64_t parameter, const optim::Findings& found);
 
-  /// After the first passes of batch number `batch`. Collective over the ranks that shard.
+  /// Makes the exchange after the first passes of batch number `batch`. Collective over the ranks
+  /// that shard.
   void exchange(size_t batch);
 
-  /// The second pass needs these of a parameter, and of its owned elements from `begin` on.
+  /// The second pass needs the ratio of a parameter, and directions of its owned elements from
+  /// `begin` on.
   double ratio(int64_t parameter) const { return ratio_[static_cast<size_t>(parameter)]; }
   const float* direction(int64_t unit, int64_t begin) const;
   /// The second pass of a unit has ended.
@@ -65,7 +70,7 @@ class TwoPasses {
   const StateTable& table_;
   const Model& model_;
   std::function<Optimizer(int64_t parameter)> in_force_;
-  comm::Group& group_;                    // that shards
+  comm::Group& group_;                    // the ranks that shard
   bool sliced_;                           // units lie in slices on its ranks
   std::vector<uint8_t> keeps_direction_;  // by unit
   std::vector<PassBatch> batches_;

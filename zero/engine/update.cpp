@@ -31,7 +31,7 @@ UpdateFlow::UpdateFlow(const EnginePlan& plan, StateTable& table, FactoredStates
     gradient_limit_ = static_cast<float>(limit);
 }
 
-// While the unit is updated.
+// The timeline shows the update of the unit while the result lives.
 Timeline::Scope UpdateFlow::shown(int64_t unit) const {
   const auto& plan = table_.plan(unit);
   return {*timeline_, Activity::update, table_.label(unit),
@@ -84,7 +84,7 @@ Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t group) const {
 
 namespace {
 
-// Returns the address of an element in a block's array of a state, or null where it has no array.
+// Returns the address of an element in a block's array of a state, or null if it has no array.
 std::byte* place_of(const StateTable::Block& block, State state, int64_t element,
                     at::ScalarType dtype) {
   auto* begin = block.at[column(state)];
@@ -94,7 +94,8 @@ std::byte* place_of(const StateTable::Block& block, State state, int64_t element
 
 }  // namespace
 
-// `mine` of a unit whose bf16 parameters are their own master weights, or whose states are narrow.
+// Updates `mine` of a unit whose bf16 parameters are their own master weights, or whose states are
+// narrow.
 void UpdateFlow::update_narrow(int64_t unit, const Run& run, partition::Range mine,
                                const StateTable::Block& block, at::ScalarType gradient_dtype,
                                double gradient_scale) const {
@@ -186,7 +187,7 @@ void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gra
   table_.for_each_block(unit, gradient, pass, StateTable::Weights::unchanged);
 }
 
-// Elements that are not updated are written all the same: their new value is the rounded master.
+// Writes elements that are not updated: their new value is the rounded master weight.
 void UpdateFlow::write_fresh(int64_t unit, const Runs& runs, const StateTable::Block& block) const {
   if (!block.fresh) return;
   int64_t updated = 0;

@@ -1,4 +1,4 @@
-// The third flow: the blocks of a row of the table through the optimizer's kernel.
+// The third flow: it passes the blocks of a table's row through the optimizer's kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,26 +19,27 @@ namespace zero {
 
 class UpdateFlow {
  public:
-  /// All outlive this.
+  /// The arguments outlive this.
   UpdateFlow(const EnginePlan& plan, StateTable& table, FactoredStates& factored,
              const HyperParameters& hyper_parameters);
 
-  /// The next updates use the learning rates and hyper-parameters of now.
+  /// The next updates use the current learning rates and hyper-parameters.
   void begin();
   /// Forgets that there were updates since `begin`: their results were taken back.
   void take_back() { steps_ = steps_before_; }
-  /// Updates the owned elements of `unit` from `gradient` (the same elements, summed over ranks and
-  /// micro-batches; undefined where they are on disk) for every parameter with
-  /// `present[parameter]`. Absent parameters keep weights and moments, as in LibTorch. Counts the
-  /// steps of those that are present. For a unit of two passes this is the second pass, which needs
-  /// no gradient.
+  /// Updates the owned elements of `unit` from `gradient`, for every parameter with
+  /// `present[parameter]`. `gradient` has the same elements, summed over ranks and micro-batches;
+  /// it is undefined if they are on disk. Absent parameters keep weights and moments, as in
+  /// LibTorch. Counts the steps of present parameters. For a unit of two passes this is the second
+  /// pass, which needs no gradient.
   void update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
               const std::vector<uint8_t>& present);
 
-  /// Makes the first pass of a unit of two passes: as `update`, but leaves the weights alone.
+  /// Makes the first pass of a unit of two passes. It has the arguments of `update`, but does not
+  /// change the weights.
   void first_pass(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                   const std::vector<uint8_t>& present);
-  /// The units of two passes, and the numbers that ranks exchange between the passes.
+  /// Returns the units of two passes, with the numbers that ranks exchange between the passes.
   TwoPasses& passes() { return passes_; }
   const TwoPasses& passes() const { return passes_; }
   Timeline& timeline() const { return *timeline_; }
@@ -78,10 +79,10 @@ class UpdateFlow {
   const Model& model_;
   const std::vector<size_t>& group_of_;
   TwoPasses passes_;
-  float gradient_limit_ = std::numeric_limits<float>::infinity();  // of mean gradients
-  std::vector<OptimizerGroup> in_force_;                           // of the updates under way
+  float gradient_limit_ = std::numeric_limits<float>::infinity();  // the limit of mean gradients
+  std::vector<OptimizerGroup> in_force_;                           // for the updates under way
   std::vector<int64_t> steps_;
-  std::vector<int64_t> steps_before_;  // those of `begin`
+  std::vector<int64_t> steps_before_;  // `steps_` at `begin`
 };
 
 }  // namespace zero

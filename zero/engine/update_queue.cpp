@@ -49,7 +49,7 @@ std::optional<int64_t> UpdateQueue::upcoming(int64_t index) {
   return bound_[static_cast<size_t>(index)].unit;
 }
 
-// Called as often as something was pushed.
+// The thread calls this once for each update that was pushed.
 void UpdateQueue::run_next() {
   Update update;
   {
@@ -76,7 +76,7 @@ void UpdateQueue::run_next() {
     }
   };
   attempt(update.run);
-  update.run = {};  // what it holds goes before anybody is told
+  update.run = {};  // frees what it holds before anybody is told
   std::unique_lock lock(mutex_);
   running_.reset();
   if (!failure && bound_.empty() && waiting_.empty()) {
@@ -84,7 +84,7 @@ void UpdateQueue::run_next() {
     lock.unlock();
     attempt(idle_);
     lock.lock();
-    // Something may have been pushed meanwhile, which comes here again.
+    // If another update was pushed meanwhile, its call runs this again.
     busy_ = !failure && !waiting_.empty();
   }
   if (failure) {

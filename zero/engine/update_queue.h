@@ -1,7 +1,7 @@
 // Updates of units on a thread of their own, beside the passes.
 //
 // Note [Updates beside]
-// An update runs beside other work where that hides its time: in backward as gradients are reduced
+// An update runs beside other work if that hides its time: in backward as gradients are reduced
 // (Note [Update in backward] in update_schedule.h), in the forward pass that follows (Note [Update
 // in forward]), or beside a whole step (Note [Delayed update]). Updates wait in a stack. Backward
 // brings gradients in the order opposite to that in which the next forward pass reads the
@@ -26,32 +26,32 @@
 
 namespace zero {
 
-/// Thread-safe.
+/// Runs updates on one thread. Thread-safe.
 class UpdateQueue {
  public:
-  /// `idle` runs on the thread whenever nothing waits any more.
+  /// `idle` runs on the queue's thread whenever no update waits any more.
   explicit UpdateQueue(std::function<void()> idle);
-  /// Waits for the update under way; those that wait are left out.
+  /// Waits for the update under way; those that wait never run.
   ~UpdateQueue();
   UpdateQueue(const UpdateQueue&) = delete;
   UpdateQueue& operator=(const UpdateQueue&) = delete;
 
-  /// Runs `update` of `unit`, for which no update waits, before those that wait already. Throws
-  /// what an earlier one threw.
+  /// Runs `update` of `unit`, for which no update waits, before those that wait already, unless
+  /// `upcoming` has bound them. Throws the error of an earlier update.
   void push(int64_t unit, std::function<void()> update);
   /// Returns the unit whose update is the `index`-th after the one under way, and binds that
-  /// choice; none where fewer wait. For the thread.
+  /// choice; nothing if fewer wait. Only the queue's thread calls it.
   std::optional<int64_t> upcoming(int64_t index);
 
   /// Returns the number of updates that wait or are under way.
   int64_t size() const;
   /// Returns whether no update of `unit` waits or is under way.
   bool done(int64_t unit) const;
-  /// Blocks until that is so. Throws what an update threw.
+  /// Blocks until no update of `unit` waits or is under way. Throws the error of an update.
   void wait(int64_t unit);
-  /// Blocks until fewer than `count` wait or are under way. Throws what an update threw.
+  /// Blocks until fewer than `count` wait or are under way. Throws the error of an update.
   void wait_for_fewer(int64_t count);
-  /// Blocks until none is left and `idle` has run. Throws what an update threw.
+  /// Blocks until no update is left and `idle` has run. Throws the error of an update.
   void wait_all();
 
  private:
@@ -60,7 +60,7 @@ class UpdateQueue {
     std::function<void()> run;
   };
   void run_next();
-  // With the mutex held:
+  // The caller of these holds the mutex.
   bool here(int64_t unit) const;
   int64_t left() const;
   void rethrow() const;

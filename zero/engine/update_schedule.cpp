@@ -37,7 +37,7 @@ void UpdateSchedule::counted(const Wait& wait) {
 }
 
 void UpdateSchedule::begin_pass(bool holds) {
-  // Completes updates of units that this forward pass has not used. Where it is still to come,
+  // Completes updates of units that this forward pass has not used. If that pass is still to come,
   // `end_pass` does so.
   if (!delayed_ && (!holds || timing_.in_backward)) finish();
 }
@@ -69,13 +69,14 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   present_ = reduce_.present();
   delayed_ = timing_.delayed_after && steps >= *timing_.delayed_after;
   if (timing_.delayed_after)
-    table_.wait_for_copies();  // those of the step before have just been shown
+    table_.wait_for_copies();  // those of the step before have just been put into force
   if (!queue_) {
     update_now(scale);
     return;
   }
   for (size_t i = 0; i < update_.passes().batches().size(); ++i) pass_first(i, scale);
-  // The last one first: they are updated in the order in which the next forward pass needs them.
+  // The queue runs the last one first, so they run in the order in which the next forward pass
+  // needs them.
   for (const int64_t u : reduce_.order()) {
     const bool begun = reduce_.handed_over(u);
     if (begun && !update_.two_passes(u)) continue;
@@ -93,7 +94,7 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   }
 }
 
-// The first passes of a batch, as far as backward has not done them, and what follows.
+// Makes the first passes of a batch that backward has not made, and the exchange that follows.
 void UpdateSchedule::pass_first(size_t batch, double scale) {
   for (const int64_t u : update_.passes().batches()[batch].units) {
     if (reduce_.handed_over(u)) continue;
@@ -134,7 +135,7 @@ void UpdateSchedule::take_back_updates() {
   update_.take_back();
 }
 
-// No update of the unit is left that changes the parameters of now.
+// Returns whether no update of the unit is left that changes the current parameters.
 bool UpdateSchedule::reads_old(int64_t unit) const {
   return delayed_ || left_[static_cast<size_t>(unit)] == 0;
 }

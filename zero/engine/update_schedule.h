@@ -5,46 +5,48 @@
 // in backward      as soon as a unit's gradient is reduced, beside the rest of the pass
 // in next forward  after `step`, up to the unit's first use
 // delayed          beside the whole of the next step, which uses weights one update old
-// One thread (UpdateQueue) runs all updates but those of now. If other code still uses a unit's old
-// parameters, the new ones wait in memory of their own until StateTable::use_new_parameters.
-// Results are those of updates in `step`, bit for bit; those of delayed updates depend on the delay
-// alone.
+// One thread (UpdateQueue) runs all updates except those that run in `step`. If other code still
+// uses a unit's old parameters, the new ones wait in memory of their own until
+// StateTable::use_new_parameters. Results are those of updates in `step`, bit for bit. Those of
+// delayed updates depend on nothing but the delay.
 //
 // An update may have two passes (two_passes.h). The first pass leaves the weights alone, and runs
 // in backward or in `step`; only the second pass runs later.
 //
 // Note [Update in backward]
 // Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
-// beside the rest of backward. This pays most where states are on a disk: their bytes pass while
-// the other units' gradients are computed. This rank's backward still needs the weights if they are
-// shared, and so do its peers' passes, so new weights wait until `step`, as with a delayed update.
+// beside the rest of backward. This saves most if states are on a disk: their bytes pass while the
+// other units' gradients are computed. If weights are shared, this rank's backward still needs the
+// old ones, and so do the peers' passes. So new weights wait until `step`, as with a delayed
+// update.
 //
-// A few slices wait for their turn. More may wait if their units may be updated in the next forward
-// pass: as many as fit into memory that activations have left. Backward frees that memory as it
-// goes on; the next forward pass needs it again, and completes the updates as it goes on. The limit
-// is what was held at most before the first such update: the peak so far would grow by the slices.
+// As a rule only a few slices wait for their turn. More may wait if their units may be updated in
+// the next forward pass: as many as fit into memory that activations have left. Backward frees that
+// memory as it goes on. The next forward pass needs it again, and completes the updates as it goes
+// on. The limit is the largest amount that was held before the first such update, since waiting
+// slices would raise a later peak.
 //
 // In fp16 a step may overflow. That is known when all gradients are there, and by then other units
-// have been updated. Their updates are taken back: states on a disk have two copies there, the
-// update reads one and writes the other, and `step` turns to the other copy or does not. In memory
-// two copies would take more than the gradients that wait without this schedule, so there the
-// schedule is refused.
+// have been updated. Their updates are taken back. States on a disk have two copies for this: the
+// update reads one and writes the other, and `step` switches to the other copy only without
+// overflow. In memory two copies would take more than the gradients that wait without this
+// schedule, so the configuration is refused there.
 //
 // Note [Update in forward]
 // Nobody needs the new parameters of a unit before the next forward pass gathers it. If they lie on
 // a disk, each rank reads its own slice for that gather. So it can wait for its own update then,
-// and no rank needs to tell another: the disk moves the optimizer's states while the first layers
-// compute already, with clipping too. The next backward pass changes what these updates read
-// (gradients on a disk, learning rates), so it begins by completing the updates of units that
-// forward has not used. Units in memory are updated within `step`.
+// and no rank needs to tell another. The disk moves the optimizer's states while the first layers
+// compute already, with clipping too. The next backward pass changes the inputs of these updates
+// (gradients on a disk, learning rates). So it first completes the updates of units that forward
+// has not used. Units in memory are updated within `step`.
 //
 // Note [Delayed update]
 // Step i's update may run while step i + 1 computes (ZeRO-Offload, 2101.06840, section 5.2): then
 // step i + 1 uses the weights that the gradients of step i - 1 gave. The update writes the new
 // parameters to memory of their own, which held the ones before, so it does not read the model's;
-// or to a second copy on a disk. It reads gradients that were set apart. The next step waits for it
-// before it changes anything. Reading, writing or saving states completes an update under way
-// first.
+// if they are on a disk it writes a second copy. It reads gradients that were set apart. The next
+// step waits for it before it changes anything. Reading, writing or saving states completes an
+// update under way first.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -65,32 +67,33 @@ namespace zero {
 
 class UpdateSchedule final : public LateUpdates, public SumUser {
  public:
-  /// All outlive this.
+  /// The arguments outlive this.
   UpdateSchedule(const EnginePlan& plan, const StepProgress& progress, StateTable& table,
                  UpdateFlow& update, ReduceFlow& reduce, ParameterWrites& writes);
 
-  /// Returns whether some updates run beside what follows: then whoever starts them publishes the
-  /// units.
+  /// Returns whether some updates run beside other work. Then the code that starts the updates
+  /// publishes the units.
   bool beside() const { return queue_ != nullptr; }
 
-  /// A backward pass begins: completes updates that must not run beside it. `holds` says that its
+  /// A backward pass begins: completes updates that must not run beside it. With `holds` its
   /// forward passes are still to come.
   void begin_pass(bool holds);
-  /// The pass has run: completes the updates of units that it has not used either.
+  /// The pass has run: completes the updates of units that neither it nor forward has used.
   void end_pass();
-  /// In backward: the sum of a unit is here, for its update.
+  /// Takes the sum of a unit in backward, and updates the unit from it.
   void take_up(int64_t unit, at::Tensor sum) override;
-  /// In `step`, after `steps` updates so far: updates all units from the sums of now, but those
-  /// that backward has taken up. The updates run here, or beside what follows.
+  /// Updates all units from the sums of this step, except those that backward has taken up. `step`
+  /// calls it after `steps` updates so far. The updates run here, or later beside other work.
   void start(double scale, int64_t steps);
   /// Takes back the updates that backward has made in this step, because of an overflow.
   void take_back_updates();
   void complete(int64_t unit) override;
   bool try_complete(int64_t unit) override;
-  /// Completes the updates that `start` has left, and puts their parameters into force on this
-  /// rank. Nobody reads them meanwhile.
+  /// Completes the updates that `start` has left under way, and puts their parameters into force on
+  /// this rank. Nobody may read them meanwhile.
   void finish();
-  /// Returns whether updates are left, and the parameters of now are those before them.
+  /// Returns whether delayed updates are left, so that the current parameters are those before
+  /// them.
   bool delayed() const { return delayed_ && left(); }
   /// Returns whether updates are left that `finish` may complete at any time.
   bool left() const;
@@ -98,7 +101,7 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   /// Returns by unit whether its update is left.
   const std::vector<uint8_t>& left_units() const { return left_; }
 
-  /// Blocks until no update runs. Throws what one threw.
+  /// Blocks until no update runs. Throws the error of an update.
   void wait();
   /// Drops the updates that are left, none of which runs: all states are about to be replaced.
   void discard();
@@ -119,13 +122,13 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   const UpdateTiming& timing_;
   const StepProgress& progress_;
   ParameterWrites& writes_;
-  std::vector<uint8_t> present_;      // of the update under way
-  std::vector<uint8_t> all_present_;  // of an update in backward: a whole unit's gradients
+  std::vector<uint8_t> present_;      // the gradients of the update under way
+  std::vector<uint8_t> all_present_;  // the gradients of an update in backward: a whole unit's
   std::vector<uint8_t> left_;         // by unit: `step` has left its update under way
-  bool delayed_ = false;              // as a delayed update
+  bool delayed_ = false;              // the update that is left is a delayed one
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
-  // Null where every update runs in `start`. The last member: it ends first.
+  // Null if every update runs in `start`. The last member: it ends first.
   std::unique_ptr<UpdateQueue> queue_;
 };
 

@@ -13,24 +13,23 @@
 namespace zero {
 
 struct UpdateTiming {
-  /// The update that follows this many is the first that is delayed. No update is delayed where it
-  /// is empty.
+  /// The first delayed update comes after this many updates. Empty: no update is delayed.
   std::optional<int64_t> delayed_after;
   bool in_backward = false;
   /// Units whose parameters are on disk are updated in the next forward pass.
   bool in_next_forward = false;
 
-  /// Updates in backward can be taken back: only after them is it known that the step overflows.
+  /// Updates in backward can be taken back, since an overflow of the step is known only after them.
   bool keeps_old_states = false;
 
   static UpdateTiming of(const Config& config, partition::Placement placement);
-  /// Parameters are still used while new ones are made.
+  /// Returns whether parameters are still used while new ones are made.
   bool keeps_old_parameters() const { return delayed_after.has_value() || in_backward; }
-  /// The update may run until the next forward pass uses the unit.
+  /// Returns whether the update of a unit may run until the next forward pass uses the unit.
   bool late(const UnitPlan& plan) const {
     return in_next_forward && plan.parameters_at == Tier::disk;
   }
-  /// Returns whether some updates run beside what follows.
+  /// Returns whether some updates run beside other work.
   bool any_beside(const std::vector<UnitPlan>& units) const {
     return keeps_old_parameters() ||
            std::ranges::any_of(units, [&](const UnitPlan& plan) { return late(plan); });

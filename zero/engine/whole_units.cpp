@@ -11,7 +11,7 @@ class WholeUnits final : public ParameterSource {
   explicit WholeUnits(const SourceParts& parts)
       : table_(parts.table), gathers_(parts.placement.sharded.optimizer) {}
 
-  // The tensor keeps its identity; its storage points into the unit from now on, which lives as
+  // The tensor keeps its identity. Its storage points into the unit from now on, which lives as
   // long as anything that uses the storage.
   void take(int64_t index, const at::Tensor& parameter) override {
     const auto& unit = table_.whole(table_.layout().unit_of(index));

@@ -1,13 +1,13 @@
-// Stage 3 with nothing to copy on a host: slices lie side by side in a window, an array that the
-// ranks of a host share, and a gather waits for their owners alone.
+// Stage 3 without copies inside a host: slices lie side by side in a window, an array that the
+// ranks of a host share, and a gather only waits for the slices' owners.
 //
 // Note [Kept on a host]
-// ZeRO++'s hpZ (2306.10209, section 3.2): on several hosts each keeps all parameters from one
-// update to the next. Its ranks do not keep a second partition to gather from, as there: the host
-// has one array, which they read in place (comm::Window). So parameters cross between hosts once a
-// step, however many micro-batches it has, and nothing is gathered inside a host. A unit that
-// crosses quantised lies in the array as the messages say it, and its slices have memory of their
-// own.
+// With ZeRO++'s hpZ (2306.10209, section 3.2) each of several hosts keeps all parameters from one
+// update to the next. In the paper ranks keep a second partition to gather from; here a host has
+// one array, which its ranks read in place (comm::Window). So parameters cross between hosts once a
+// step, however many micro-batches it has, and nothing is gathered inside a host. The array holds a
+// unit that crosses quantised with the values of its messages, and the unit's slices have memory of
+// their own.
 #include <ATen/ceil_div.h>
 
 #include <exception>
@@ -44,8 +44,8 @@ class WindowUnits final : public PagedSource {
   std::pair<int64_t, int64_t> units_on_pages_of(int64_t unit) const;
 
   comm::Window& window_;
-  at::Tensor view_;                 // of the window, for this rank's operators
-  std::vector<at::Tensor> places_;  // of units in the window
+  at::Tensor view_;                 // a view of the window, for this rank's operators
+  std::vector<at::Tensor> places_;  // the units' memory in the window
   std::vector<uint64_t> epoch_;     // by unit, the same on all ranks
 };
 
@@ -61,8 +61,8 @@ WindowUnits::WindowUnits(const SourceParts& parts)
   }
 }
 
-// Peers may still read the window: it goes when all are here. Not while an error unwinds, when some
-// may never come.
+// Peers may still read the window, so it is freed when all ranks are here. While an error unwinds
+// this does not wait, since some ranks may never come.
 WindowUnits::~WindowUnits() {
   if (std::uncaught_exceptions() > 0) return;
   try {
@@ -90,8 +90,8 @@ at::Tensor WindowUnits::full(int64_t unit) {
   return tensor_at(view(unit), layout().unit(unit).numel, plan.dtype, c10::kCPU);
 }
 
-// Returns units [first, last), which have bytes on the pages that this unit lies on. Where the user
-// writes to the unit, these pages do not follow the window any more (comm::Window::view): their
+// Returns units [first, last), which have bytes on the pages that this unit lies on. If the user
+// writes to the unit, these pages do not follow the window any more (comm::Window::view), so their
 // other units must be valid by then too.
 std::pair<int64_t, int64_t> WindowUnits::units_on_pages_of(int64_t unit) const {
   constexpr int64_t kPage = 4096;
@@ -104,7 +104,7 @@ std::pair<int64_t, int64_t> WindowUnits::units_on_pages_of(int64_t unit) const {
   return {first, last};
 }
 
-// The gather only waits: the slices lie side by side already.
+// The gather only waits, since the slices lie side by side already.
 void* WindowUnits::view(int64_t unit) {
   const auto& accounts = group().accounts();
   const auto bytes = layout().unit(unit).bytes();

@@ -38,7 +38,7 @@ Groups with_all_options(Groups groups, const torch::optim::Optimizer& made) {
   return groups;
 }
 
-/// A dense tensor's elements in memory order.
+/// Returns a dense tensor's elements in memory order.
 at::Tensor flat(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
 
 void check_parameter(const at::Tensor& parameter, size_t index) {
@@ -104,7 +104,7 @@ struct ZeroRedundancyOptimizer::Impl {
   Groups owned_by(const Groups& groups, int rank) const;
   std::unique_ptr<torch::optim::Optimizer> make_inner(const Groups& groups) const;
   void check_groups(const Groups& groups) const;
-  /// The parameters to update: those that have a gradient on some rank.
+  /// Returns the parameters to update: those that have a gradient on some rank.
   std::vector<size_t> with_gradient() const;
   void reduce_gradients(const std::vector<size_t>& active);
   void share_parameters(const std::vector<size_t>& active);
@@ -250,7 +250,7 @@ void ZeroRedundancyOptimizer::Impl::reduce_gradients(const std::vector<size_t>& 
     const auto& tensor = parameters[i].tensor;
     auto& gradient = tensor.mutable_grad();
     if (!gradient.defined()) {
-      // Another rank's parameter gets zeros that last for this step alone.
+      // A parameter that another rank owns gets zeros that last for this step only.
       const auto zeros = at::zeros_like(tensor);
       if (owns(i)) gradient = zeros;
       gradients.push_back(flat(zeros));
@@ -294,7 +294,8 @@ std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizer::Impl::gather_s
       if (receives) state.append(bytes, static_cast<size_t>(count));
     }
     if (!receives) continue;
-    // An optimizer over that rank's parameters, which are here too, turns the bytes into states.
+    // An optimizer over that rank's parameters, which this rank has too, turns the bytes into
+    // states.
     auto theirs = make_inner(owned_by(groups, r));
     torch::serialize::InputArchive archive;
     archive.load_from(state.data(), state.size());

@@ -24,11 +24,11 @@
 namespace zero {
 
 struct ZeroRedundancyOptions {
-  /// step() averages the gradients over the ranks. False for users who have reduced them
-  /// themselves: then each owner takes its own gradients as they are.
+  /// step() averages the gradients over the ranks. Set it to false if you have reduced them
+  /// yourself: each owner then takes its own gradients as they are.
   bool average_gradients = true;
-  /// The constructor sends rank 0's parameters to all. False for users who have made them equal
-  /// themselves.
+  /// The constructor sends rank 0's parameters to all. Set it to false if you have made them equal
+  /// yourself.
   bool broadcast_parameters = true;
   /// Gradients and parameters travel in buffers of this size, which stay allocated.
   int64_t bucket_bytes = int64_t{32} << 20;
@@ -50,7 +50,7 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
   using Factory =
       std::function<std::unique_ptr<torch::optim::Optimizer>(const ParameterGroups& groups)>;
 
-  /// Collective. Throws ConfigError where the ranks' parameters differ in number, shape, strides or
+  /// Collective. Throws ConfigError if the ranks' parameters differ in number, shape, strides or
   /// dtype, where a parameter's layout or dtype cannot be sharded, and for LBFGS, whose update
   /// needs all parameters at once.
   ZeroRedundancyOptimizer(std::shared_ptr<comm::Group> group, const ParameterGroups& groups,
@@ -59,28 +59,28 @@ class ZeroRedundancyOptimizer : public torch::optim::Optimizer {
                           Factory factory, ZeroRedundancyOptions options = {});
   ~ZeroRedundancyOptimizer() override;
 
-  /// Collective; returns what `closure` (the loss, computed with gradients on) returned. A
-  /// parameter without gradient on some ranks counts as zeros there; one without gradient on all
+  /// Collective. Returns what `closure` (the loss, computed with gradients on) returned. A gradient
+  /// that is missing on some ranks counts as zeros there; a parameter without a gradient on all
   /// ranks is skipped. Throws ConfigError on every rank for a sparse gradient.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Collective. Hides torch::optim::Optimizer's, which would not deal the parameters: calling that
-  /// one through a reference to the base is noticed by the next step.
+  /// Collective. Use it in place of torch::optim::Optimizer's, which would not deal the parameters;
+  /// if that is called through a reference to the base, the next step throws.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
-  /// Collective. Rank 0's archive gets the state of all parameters, as the unsharded optimizer
-  /// would save it, so that it loads there and at any number of ranks; the other ranks' get a mark.
+  /// Collective. Rank 0's archive gets the state of all parameters in the form of the unsharded
+  /// optimizer, so it loads there and at any number of ranks. The other ranks' archives get a mark.
   /// Only rank 0 needs memory for the whole state.
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Loads what rank 0, or the unsharded optimizer, has saved; keeps the state of this rank's
-  /// parameters. Each rank reads the same archive. Throws CheckpointError for another rank's
+  /// Loads an archive that rank 0, or the unsharded optimizer, has saved; keeps the state of this
+  /// rank's parameters. Each rank reads the same archive. Throws CheckpointError for another rank's
   /// archive or one that does not fit.
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// The optimizer of the parameters that this rank owns.
+  /// Returns the optimizer of the parameters that this rank owns.
   torch::optim::Optimizer& inner();
-  /// The rank that owns parameter `index` of param_groups()[group].
+  /// Returns the rank that owns parameter `index` of param_groups()[group].
   int owner(size_t group, size_t index) const;
 
  private:

@@ -113,7 +113,7 @@ struct Arrays {
 /// writes each array's at once. Elsewhere it takes one.
 inline constexpr int kWidth = 4;
 
-/// So many neighbours of an array.
+/// Neighbouring elements of an array, kCount of them.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   T values[kCount];
@@ -198,7 +198,7 @@ constexpr double add_in_order(double sum, const double* values, int64_t count) {
   return sum;
 }
 
-// On the host: which of these functions a call needs.
+// The host calls these to choose the function that a call needs.
 
 inline AdamWStep<float> step_of(const AdamW& optimizer, Moment moment) {
   return {optimizer, moment};

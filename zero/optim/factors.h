@@ -127,7 +127,7 @@ void make_directions(const Adafactor& optimizer, const Factors& factors, Interva
                      const float* row_factors, const float* column_factors, float* values,
                      ExactSum& squares);
 
-/// All of these for a whole parameter: `values` become directions.
+/// Makes all the above calls for a whole parameter: `values` become directions.
 void factored_directions(const Adafactor& optimizer, int64_t step, const Factors& factors,
                          float* values, float* row_var, float* col_var, ExactSum& squares);
 /// The same in plain loops.

@@ -58,8 +58,8 @@ class LossScale {
 
   double value() const { return state_.scale; }
   bool dynamic() const { return rule_.fixed == 0; }
-  /// After a step: whether it had a gradient that was infinite or NaN. False: it had, and the scale
-  /// cannot be lowered any more; then nothing has changed.
+  /// Takes whether a step had a gradient that was infinite or NaN. Returns false if it had one and
+  /// the scale cannot be lowered any more; then nothing has changed.
   bool update(bool overflow);
 
   const LossScaleState& state() const { return state_; }

@@ -18,7 +18,8 @@
 
 namespace zero {
 
-/// Not thread-safe. Results of several ranks are the program's to agree on: `add_overflow`.
+/// Scales losses. Not thread-safe. If there are several ranks, the program must make them agree:
+/// `add_overflow`.
 class LossScaler {
  public:
   /// As DeepSpeed scales, or with LossScaling::torch() as PyTorch does. Throws ConfigError.

@@ -34,7 +34,7 @@ struct NarrowRange {
   int64_t first = 0;
 };
 
-/// As update() of a Range.
+/// Does the same as update() of a Range.
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const NarrowRange& range);
 /// The same in plain loops: what it is tested against, in bits.

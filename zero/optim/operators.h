@@ -19,7 +19,7 @@
 
 namespace zero::optim {
 
-/// All of an update but its arrays: the first argument of `zero::update_`.
+/// The arguments of an update except its arrays: the first argument of `zero::update_`.
 struct UpdateCall final : torch::CustomClassHolder {
   Optimizer optimizer;
   int64_t step = 1;
@@ -37,8 +37,9 @@ Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Ten
 /// Returns whether devices of this type have kernels for the operators above.
 bool has_kernels(c10::DeviceType type);
 
-/// As `update`, for a range of a device; asynchronous. Throws ConfigError where master weights are
-/// split or the optimizer is not element-wise, and c10::Error where the device has no kernel.
+/// Does the same as `update` for a range of a device; asynchronous. Throws ConfigError if master
+/// weights are split or the optimizer is not element-wise, and c10::Error if the device has no
+/// kernel.
 void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
                     const Range& range);
 

@@ -23,7 +23,7 @@ Value known(const std::optional<Value>& value, std::string_view name) {
   return *value;
 }
 
-/// From 1 at progress 0 to 0 at progress 1 and beyond, along half a cosine.
+/// Falls from 1 at progress 0 to 0 at progress 1 and beyond, along half a cosine.
 double half_cosine(double progress) {
   return (1 + std::cos(std::numbers::pi * std::min(progress, 1.0))) / 2;
 }

@@ -50,7 +50,8 @@ double magnitude_of(int code) {
 int code_of(double magnitude, uint32_t random, int most) {
   constexpr double kPlaces = 1 << kernels::kCodeRest;
   constexpr int kCodes = 1 << kernels::kCodeMantissa;
-  // In distances of codes; below exponent 1 to as many places as fp32 has there.
+  // Counts the magnitude in distances of codes. Below exponent 1 it keeps as many places as fp32
+  // has there.
   double codes = 0;
   if (magnitude < 1) {
     codes = std::nearbyint(magnitude * kCodes * kPlaces) / kPlaces;

@@ -39,10 +39,10 @@ constexpr float inverse_group_unit(uint8_t exponent, Sign sign) {
   return std::bit_cast<float>(static_cast<uint32_t>(253 - exponent + top_exponent(sign)) << 23);
 }
 
-/// As decode of state_format.h, on this thread.
+/// Does the same as decode of state_format.h, on this thread.
 void decode(const uint8_t* blocks, float* values, int64_t numel, Sign sign);
-/// As encode; `key`: rounds stochastically, where element i has the number `index` + i, as
-/// round_stochastic in narrow_kernel.h; null: to nearest.
+/// Does the same as encode. With `key` it rounds stochastically, and element i has the number
+/// `index` + i, as in round_stochastic of narrow_kernel.h; null rounds to nearest.
 void encode(const float* values, uint8_t* blocks, int64_t numel, Sign sign, const RoundingKey* key,
             uint32_t index);
 

@@ -1,11 +1,12 @@
 // The boxed fallback of the paged dispatch key. See Note [Paging] in page.h.
 //
 // Note [Views need no bytes]
-// An argument whose schema says that the result is a view of it (alias information, no write) is
-// only looked at by its sizes and strides: `w.t()` of an absent parameter stays free. Operators
-// that may either view or copy (reshape, contiguous, to) are compositions whose inner operators
-// come through here again, because the key is excluded for this call alone then. When an operator
-// does read a parameter, the key is excluded for everything inside it: its parameters are pinned.
+// If an argument's schema says that the result is a view of it (alias information, no write), the
+// operator needs only its sizes and strides: `w.t()` of an absent parameter stays free. Operators
+// that may either view or copy (reshape, contiguous, to) are compositions. Their inner operators
+// come through here again, because the key is excluded for the outer call alone. When an operator
+// does read a parameter, its parameters are pinned, so the key is excluded for everything inside
+// it.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
@@ -58,7 +59,7 @@ Uses find_uses(const c10::FunctionSchema& schema, const torch::jit::Stack& stack
   return uses;
 }
 
-// One pin a pager, almost always one.
+// Makes one pin for each pager; there is almost always one.
 Pins pin(const Uses& uses) {
   const bool differentiable = c10::GradMode::is_enabled() || DeferredGraph::active() ||
                               torch::autograd::get_current_graph_task_id() != -1;

@@ -10,7 +10,7 @@ namespace {
 void page_tag(void*) {}
 
 // LibTorch can arm a storage but has no public way to disarm it, nor to add a dispatch key.
-// Explicit instantiation may name private members; a protected one is reached through a derived
+// Explicit instantiation may name private members; a protected member is reached through a derived
 // class.
 template <class Tag, auto Member>
 struct Reveal {
@@ -37,11 +37,12 @@ struct KeySet : c10::TensorImpl {
   static constexpr auto member() { return &KeySet::key_set_; }
 };
 
-// The address alone: other threads look at the page meanwhile (`page_of`). Without a swap through
-// set_data: the version counter stays, and with it the validity of tensors saved for backward.
+// Changes the address alone, since other threads look at the page meanwhile (`page_of`). It does
+// not swap through set_data, so the version counter stays, and tensors saved for backward stay
+// valid.
 void point(c10::StorageImpl& storage, void* data, bool armed) {
   storage.*member(ThrowFlag{}) = armed;
-  storage.*member(CheckFlag{}) = armed;  // that there is something to check
+  storage.*member(CheckFlag{}) = armed;  // makes LibTorch check `ThrowFlag`
   storage._mutable_data_ptr_no_checks().*member(Held{}).*member(Address{}) = data;
 }
 

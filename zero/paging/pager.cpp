@@ -13,8 +13,8 @@ namespace zero::paging {
 
 namespace {
 
-constexpr size_t kPlans = 4;                   // known steps
-constexpr size_t kMostOperators = 1UL << 20U;  // of a step; a longer one is not planned
+constexpr size_t kPlans = 4;                   // the known steps that are remembered
+constexpr size_t kMostOperators = 1UL << 20U;  // the most operators of a step that is planned
 
 }  // namespace
 
@@ -73,10 +73,10 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
 
 Pager::~Pager() {
   try {
-    evict_all();  // waits for what is being gathered ahead
+    evict_all();  // waits for gathers ahead of their use
     while (!free_frames_.empty()) drop_oldest_frame();
     settle_gathers();
-  } catch (const std::exception&) {  // of a device that has failed: who met that has told it
+  } catch (const std::exception&) {  // the device has failed, which others report
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     untag(parameters_[i]);
@@ -114,7 +114,7 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
     try {
       acquire(lock, unit);
     } catch (...) {
-      lock.unlock();  // `pin` releases those before
+      lock.unlock();  // `pin` takes it to release the units before
       throw;
     }
     pin.units_.push_back(unit);
@@ -123,8 +123,8 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
   return pin;
 }
 
-// Takes the trace one operator on: compares it with the plan, and starts what is due to be gathered
-// ahead. Returns the operator's position, or Plan::kNever where no plan is followed.
+// Takes the trace one operator on: compares it with the plan, and starts the gathers that are due.
+// Returns the operator's position, or Plan::kNever if no plan is followed.
 size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units) {
   const size_t position = trace_.operators();
   if (position >= kMostOperators) {
@@ -154,7 +154,7 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
   return position;
 }
 
-// Names the gathers to come, as far as the source wants to know.
+// Names the gathers to come to the source, until it can take no more.
 void Pager::tell_source() {
   const auto& gathers = following_->gathers;
   next_expected_ = std::max(next_expected_, next_gather_);
@@ -162,7 +162,7 @@ void Pager::tell_source() {
     ++next_expected_;
 }
 
-// The first known step that begins as this one has so far.
+// Finds the first known step that begins as this one has so far.
 bool Pager::choose_plan() {
   following_ = nullptr;
   const auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) {
@@ -172,7 +172,7 @@ bool Pager::choose_plan() {
   return following_ != nullptr;
 }
 
-// Next uses and the first gather to come, seen from before operator `position`.
+// Sets the next uses and the first gather to come, as seen before operator `position`.
 void Pager::forecast(size_t position) {
   for (auto& unit : units_) unit.next_use = Plan::kNever;
   const auto& trace = following_->trace;
@@ -217,7 +217,7 @@ void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
     counts_.gathered_bytes += bytes;
     if (!source_.in_place()) {
       void* destination = s.frame.tensor().data_ptr();
-      lock.unlock();  // no lock is held while peers may be waited for
+      lock.unlock();  // no lock is held while this rank may wait for peers
       const StreamScope on(side_);
       s.frame.wait();
       source_.gather(unit, destination);
@@ -262,7 +262,7 @@ void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
   gathered_.notify_all();
 }
 
-// After a failed gather the unit is as absent as before.
+// After a failed gather the unit is as absent as before it.
 void Pager::give_up(int64_t unit) {
   auto& s = state(unit);
   if (s.frame.tensor().defined() || source_.in_place()) live_ -= layout_.unit(unit).bytes();
@@ -300,8 +300,8 @@ void Pager::make_room(int64_t bytes) {
   }
 }
 
-// Evicts one unit that may go: the one whose next use is farthest by the plan, or the least
-// recently used. False if there is none.
+// Evicts one unit that may go: by the plan the one whose next use is farthest, otherwise the least
+// recently used. Returns false if there is none.
 bool Pager::evict_one() {
   const UnitState* best = nullptr;
   int64_t victim = 0;
@@ -329,7 +329,7 @@ void Pager::evict(int64_t unit) {
   give_frame(s);
 }
 
-// The work that this thread enqueues from now on follows the gather.
+// Makes the work that this thread enqueues from now on follow the gather.
 void Pager::order_after_gather(UnitState& state) const {
   const auto stream = current_stream(options_.device);
   if (!stream || std::find(state.users.begin(), state.users.end(), *stream) != state.users.end())
@@ -338,7 +338,7 @@ void Pager::order_after_gather(UnitState& state) const {
   state.users.push_back(*stream);
 }
 
-// The frame that was given back first: its operators have most likely ended.
+// Takes the frame that was given back first, whose operators have most likely ended.
 StreamMemory Pager::take_frame(int64_t bytes) {
   if (!side_) return StreamMemory(host_pages(bytes, ledger_, options_.category));
   const auto found =
@@ -374,14 +374,14 @@ void Pager::settle_gathers() {
   if (unsettled_.exchange(false)) wait_for(side_, gathers_);
 }
 
-// Every unit that may go, also those on their way.
+// Evicts every unit that may go, including those on their way.
 void Pager::evict_all() {
   for (int64_t unit = 0; unit < layout_.unit_count(); ++unit) {
     auto& s = state(unit);
     if (s.presence != Presence::started) continue;
     try {
       if (!source_.in_place() && !side_) source_.finish(unit);
-    } catch (const Error&) {  // of a group: surfaces at its next call; nobody wants the unit
+    } catch (const Error&) {  // of a group: its next call throws it; nobody wants the unit
     }
     give_up(unit);
   }
@@ -528,7 +528,7 @@ void Pager::set_prefetch(int64_t bytes) {
   if (bytes != std::exchange(options_.prefetch_bytes, bytes)) make_plans();
 }
 
-// Anew, with the options of now.
+// Plans the known steps anew, with the current options.
 void Pager::make_plans() {
   following_ = nullptr;
   for (auto& plan : plans_) plan = make(std::move(plan->trace));

@@ -2,22 +2,23 @@
 //
 // Note [Following the plan]
 // A step begins with the first touch whose result has a gradient, or in a backward pass, and ends
-// with the update; evaluation between steps is not part of it. (Within a step gradients may well be
-// off: a custom autograd function runs its forward so, and recomputation its first run, which
-// counts as one whose result has a gradient.) The touches of a step are compared with the
-// steps before. While they repeat one that is known, its plan (plan.h) says what is kept, what
-// is released after each operator and what is gathered ahead; all by the position in the trace,
-// never by timing, so that every rank gathers in the same order. A touch that leaves the trace
-// looks for another known step that began the same way (an alternating model, another sequence
-// length); if there is none, the rest of the step is served on demand, least recently used first
-// out, and planned when it ends. Touches of evaluation are served on demand too and change no plan.
-// Every choice is correct; plans only save bytes.
+// with the update. Evaluation between steps is not part of it. (Within a step gradients may be off:
+// a custom autograd function runs its forward so, and recomputation its first run. Such a first run
+// counts as one whose result has a gradient.) The pager compares the touches of a step with the
+// steps before. While they repeat a known step, that step's plan (plan.h) says which units stay,
+// which are released after each operator and which are gathered ahead. All of this goes by the
+// position in the trace, never by timing, so that every rank gathers in the same order. At a touch
+// that leaves the trace the pager looks for another known step that began the same way (an
+// alternating model, another sequence length). If there is none, the rest of the step is served on
+// demand, the least recently used unit is released first, and the step is planned when it ends.
+// Touches of evaluation are served on demand too and change no plan. Every choice is correct; plans
+// only save bytes.
 //
 // Note [Frames on a device]
 // On a device units are gathered on a stream of the pager's own, into frames that are used again
-// and again. The first operator of a stream that uses a unit lets its stream wait for the gather;
-// the next gather into the frame waits for the last operators of the unit before. So gathers run
-// beside operators, and the host waits for neither. Free frames count within the budget.
+// and again. The first operator of a stream that uses a unit makes its stream wait for the gather.
+// The next gather into the frame waits for the last operators of the frame's old unit. So gathers
+// run beside operators, and the host waits for neither. Free frames count within the budget.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,32 +49,33 @@
 namespace zero::paging {
 
 /// The source of the bytes of a unit. It is called without the pager's lock, by one thread at a
-/// time for a given unit, by several for different ones.
+/// time for a given unit, and by several for different units.
 class UnitSource {
  public:
   virtual ~UnitSource() = default;
-  /// Starts to fill `destination`, which has room for unit(index).bytes() (on the CPU rounded up to
-  /// a page, on a page's border), with the full unit. It lives until `finish` has returned or
-  /// thrown. On a device this thread's current stream is the one to use.
+  /// Starts to fill `destination` with the full unit. It has room for unit(index).bytes() (on the
+  /// CPU rounded up to a page, and it begins on a page), and lives until `finish` has returned or
+  /// thrown. On a device the gather must use this thread's current stream.
   virtual void gather(int64_t unit, void* destination) = 0;
-  /// Blocks until the gather of `unit` is done. Called once for each, also where nobody needs its
-  /// result any more. On a device it lets the current stream wait for it, not the host.
+  /// Blocks until the gather of `unit` is done. Called once for each gather, even if nobody needs
+  /// its result any more. On a device it makes the current stream wait for it, not the host.
   virtual void finish(int64_t unit) = 0;
-  /// `unit` will be gathered after those that were named before: a source that has a slow tier
-  /// behind it may begin to fetch its part. Returns false where it can take no more now. Called
-  /// with the pager's lock held, so it must not wait for other ranks.
+  /// `unit` will be gathered after those that were named before: a source with a slow tier may
+  /// begin to fetch its part. Returns false if it can take no more now. Called with the pager's
+  /// lock held, so it must not wait for other ranks.
   virtual bool expect(int64_t /*unit*/) { return false; }
   /// An operator is about to use `unit`. Called often, with the pager's lock held.
   virtual void touched(int64_t /*unit*/) {}
-  /// Full units lie where this rank can read them: `view` is called, and `gather` never.
+  /// Returns whether full units lie where this rank can read them. Then `view` is called, and
+  /// `gather` never.
   virtual bool in_place() const { return false; }
-  /// Blocks until the unit is valid; its bytes, which stay where they are as long as the source
-  /// lives. What is written there is seen by this rank alone.
+  /// Blocks until the unit is valid. Returns its bytes, which stay where they are as long as the
+  /// source lives. Only this rank sees its own writes there.
   virtual void* view(int64_t /*unit*/) { return nullptr; }
 };
 
 struct PagerOptions {
-  /// The parameters lie here.
+  /// The device on which the parameters lie.
   c10::Device device{c10::kCPU};
   /// Gathered bytes above which units that no operator uses are released, least recently used
   /// first. 0 releases a unit as soon as the operator that used it returns. Pinned units may exceed
@@ -82,14 +84,14 @@ struct PagerOptions {
   /// Bytes that may be gathered ahead of their use, within the budget.
   int64_t prefetch_bytes = 0;
   Category category = Category::gathered_units;
-  /// Called in the handler of what a touch throws: may throw it as something else. Null: it leaves
-  /// as it is.
+  /// Called in the handler of an exception that a touch throws. It may throw another one in its
+  /// place. Null: the exception leaves unchanged.
   std::function<void()> rethrow{};
   /// How long parameters that are about to change wait for other threads that read them.
   std::chrono::milliseconds patience{60000};
 };
 
-/// Counts since construction.
+/// The counts since construction.
 struct PagerCounts {
   int64_t touches = 0;  ///< units pinned by operators
   int64_t gathers = 0;  ///< units found absent, or gathered ahead
@@ -99,7 +101,7 @@ struct PagerCounts {
 class Pager {
  public:
   /// Takes over the storages of `parameters` (in the layout's order; each must own a storage of
-  /// exactly its elements): their bytes are freed, so the source must already have them. `source`
+  /// exactly its elements). It frees their bytes, so the source must already have them. `source`
   /// must outlive the pager.
   Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters, UnitSource& source,
         std::shared_ptr<Ledger> ledger, PagerOptions options);
@@ -126,38 +128,38 @@ class Pager {
         : pager_(pager), units_(std::move(units)), position_(position) {}
     Pager* pager_ = nullptr;
     Units units_;
-    size_t position_ = 0;  // of the operator in the trace, or Plan::kNever
-    std::thread::id thread_ = std::this_thread::get_id();  // that made it
+    size_t position_ = 0;  // the operator's position in the trace, or Plan::kNever
+    std::thread::id thread_ = std::this_thread::get_id();  // the thread that made it
   };
 
   /// Makes `unit` present, gathering it if it is absent, and keeps it so.
   Pin pin(int64_t unit);
-  /// The same for the distinct units of one operator. `differentiable`: gradients are on, or it
-  /// runs in a backward pass.
+  /// Does the same for the distinct units of one operator. `differentiable`: gradients are on, or
+  /// the operator runs in a backward pass.
   Pin touch(std::span<const int64_t> units, bool differentiable);
 
-  /// The bytes of a present unit, or null.
+  /// Returns the bytes of a present unit, or null.
   void* data(int64_t unit) const;
 
   /// Marks a parameter as written through an operator: its unit stays present until `take_dirty`.
   void mark_dirty(const Page& page);
-  /// The parameters written since the last call. Their units are present until `invalidate` or
-  /// eviction after this call.
+  /// Returns the parameters written since the last call. Their units are present until `invalidate`
+  /// or eviction after this call.
   std::vector<int64_t> take_dirty();
-  /// The same, which stay written.
+  /// Returns the same parameters, which stay marked as written.
   std::vector<int64_t> dirty() const;
 
-  /// Something keeps it present: an operator under way, a scope.
+  /// Returns whether something keeps the unit present: an operator under way, or a scope.
   bool pinned(int64_t unit) const;
   /// Releases every unit that is not pinned. Its memory is kept for the next gathers.
   void release_all();
-  /// The source's bytes may be written by what this thread enqueues from now on: on a device that
+  /// After this the work that this thread enqueues may write the source's bytes: on a device it
   /// runs after all gathers.
   void settle_gathers();
-  /// While it lives, the source's bytes may change, also on other ranks: other threads that want a
-  /// unit wait. It begins when no unit is pinned: it waits for operators and scopes of other
-  /// threads, which may pin more until they end, and throws Error naming a unit's first parameter
-  /// where one has not ended after PagerOptions::patience, or where this thread pins it.
+  /// While it lives, the source's bytes may change, on other ranks too, and other threads that want
+  /// a unit wait. It begins when no unit is pinned: it waits for operators and scopes of other
+  /// threads, which may pin more until they end. It throws Error naming a unit's first parameter if
+  /// one of them has not ended after PagerOptions::patience, or if this thread pins the unit.
   class Change {
    public:
     explicit Change(Pager& pager);
@@ -169,18 +171,18 @@ class Pager {
     Pager& pager_;
     bool outermost_;
   };
-  /// The source has new bytes: releases every unit. Throws as `Change`.
+  /// Releases every unit, since the source has new bytes. Throws as `Change` does.
   void invalidate();
   /// Ends a step of the trace, and plans it if it is new.
   void end_step();
 
-  /// The plan of the last complete step; null before the first has ended. Valid until the next
-  /// end_step or set_budget.
+  /// Returns the plan of the last complete step; null before the first has ended. Valid until the
+  /// next end_step or set_budget.
   const Plan* plan() const { return plans_.empty() ? nullptr : plans_.front().get(); }
-  /// The step under way has followed a plan so far.
+  /// Returns whether the step under way has followed a plan so far.
   bool following() const { return following_ != nullptr; }
   PagerCounts counts() const;
-  /// Operators of the step under way so far. Takes no lock: the source may ask.
+  /// Returns the operators of the step under way so far. Takes no lock, so the source may ask.
   size_t position() const { return position_.load(std::memory_order_relaxed); }
   void set_budget(int64_t bytes);
   /// Sets how many bytes are gathered ahead of their use (PagerOptions::prefetch_bytes). Known
@@ -188,7 +190,7 @@ class Pager {
   void set_prefetch(int64_t bytes);
   int64_t prefetch() const { return options_.prefetch_bytes; }
   int64_t budget() const { return options_.budget_bytes; }
-  /// Bytes of present units now.
+  /// Returns the bytes of present units now.
   int64_t live_bytes() const;
 
   /// Throws Error naming a parameter whose storage was replaced (set_data, Module::to) since
@@ -206,11 +208,11 @@ class Pager {
     Presence presence = Presence::absent;
     c10::SmallVector<std::thread::id, 2> pins;  // the threads that made them
     int64_t dirty = 0;
-    StreamMemory frame;                      // where the source is not in place
+    StreamMemory frame;                      // used if the source is not in place
     StreamMark gathered;                     // on a device
-    c10::SmallVector<c10::Stream, 2> users;  // streams that wait for that already
+    c10::SmallVector<c10::Stream, 2> users;  // the streams that wait for `gathered` already
     void* data = nullptr;                    // while present
-    size_t next_use = Plan::kNever;          // by the plan that is followed
+    size_t next_use = Plan::kNever;          // by the plan that the step follows
     std::list<int64_t>::iterator recency;    // valid while present
   };
 
@@ -251,22 +253,23 @@ class Pager {
   std::condition_variable unpinned_;
   std::condition_variable changed_;
   std::optional<std::thread::id> changes_;  // the thread that has a Change
-  std::optional<c10::Stream> side_;         // of gathers; none on the CPU
+  std::optional<c10::Stream> side_;         // the stream of gathers; none on the CPU
   std::vector<UnitState> units_;
-  std::deque<StreamMemory> free_frames_;  // of a device, the oldest first
-  int64_t free_bytes_ = 0;                // of those
-  std::atomic<bool> unsettled_ = false;   // gathers since `settle_gathers`
-  StreamMark gathers_;                    // when the side stream is waited for
+  std::deque<StreamMemory> free_frames_;  // a device's, the oldest first
+  int64_t free_bytes_ = 0;                // bytes of `free_frames_`
+  std::atomic<bool> unsettled_ = false;   // whether there were gathers since `settle_gathers`
+  StreamMark gathers_;                    // marks the gathers when the side stream is waited for
   std::list<int64_t> recency_;            // least recently used first
   std::vector<int64_t> dirty_;
   int64_t live_ = 0;  // bytes of present and gathering units
   bool in_step_ = false;
-  Trace trace_;                               // of the step under way
+  Trace trace_;                               // the trace of the step under way
   std::atomic<size_t> position_ = 0;          // its operators
-  std::vector<std::unique_ptr<Plan>> plans_;  // of known steps, the last one first
-  const Plan* following_ = nullptr;           // of plans_
+  std::vector<std::unique_ptr<Plan>> plans_;  // the known steps' plans, the last one first
+  const Plan* following_ = nullptr;           // one of `plans_`
   size_t next_gather_ = 0;                    // into following_->gathers
-  size_t next_expected_ = 0;                  // the same: the first that the source does not know
+  size_t next_expected_ = 0;                  // the same for the first gather that the source does
+                                              // not know
   PagerCounts counts_;
 };
 

@@ -58,7 +58,7 @@ class Choice {
     return sum;
   }
 
-  // Belady's rule: the intervals given up.
+  // Returns the intervals that Belady's rule gives up.
   std::vector<size_t> farthest_first() const {
     std::vector<size_t> dropped;
     Active active;
@@ -79,7 +79,7 @@ class Choice {
     return dropped;
   }
 
-  // Removes what has ended before instant `t`; returns its bytes.
+  // Removes the intervals that have ended before instant `t`; returns their bytes.
   int64_t advance(size_t t, Active& active) const {
     int64_t bytes = 0;
     while (!active.empty() && active.begin()->first < t) {
@@ -89,8 +89,8 @@ class Choice {
     return bytes;
   }
 
-  // Belady's rule from instant `t` on, over intervals that may be kept in part: the bytes given up,
-  // or something above `limit` as soon as they exceed it.
+  // Applies Belady's rule from instant `t` on, over intervals that may be kept in part. Returns the
+  // bytes given up, or a number above `limit` as soon as they exceed it.
   int64_t fraction_given_up(size_t t, const std::vector<size_t>& present, int64_t limit) {
     std::set<std::pair<size_t, size_t>> active;
     part_.resize(intervals_.size());
@@ -138,7 +138,7 @@ class Choice {
     return true;
   }
 
-  // Fills holes, and exchanges a kept interval for a larger one where that fits.
+  // Fills holes, and exchanges a kept interval for a larger one that fits.
   void improve(std::vector<uint8_t>& keep) {
     auto left = room(keep);
     std::vector<size_t> order;
@@ -185,8 +185,9 @@ class Choice {
     }
   }
 
-  // Depth-first from instant `t` with `active` kept: at every shortage branches over what to give
-  // up, the farthest first, and leaves a branch whose bound is no better than the best choice.
+  // Searches depth-first from instant `t` with `active` kept. At every shortage it branches over
+  // the intervals to give up, the farthest first, and it leaves a branch whose bound is no better
+  // than the best choice.
   void search(size_t t, std::vector<size_t> active, int64_t lost) {
     for (; t < capacity_.size(); ++t) {
       std::erase_if(active, [&](size_t i) { return intervals_[i].last < t; });
@@ -206,7 +207,7 @@ class Choice {
     for (const size_t i : dropped_) best_[i] = 0;
   }
 
-  // Gives up `short_of` bytes of `active`, of which those before `from` stay.
+  // Gives up `short_of` bytes of `active`; the intervals before `from` stay.
   void shortage(size_t t, const std::vector<size_t>& active, size_t from, int64_t short_of,
                 int64_t lost) {
     for (size_t c = from; c < active.size(); ++c) {
@@ -257,7 +258,7 @@ void prefetch(Plan& plan, std::vector<int64_t> left, std::span<const int64_t> un
       if (left[2 * before] < bytes || left[2 * before + 1] < bytes ||
           ahead[before] + bytes > window)
         break;
-      // The unit may be in use there, or kept no longer than that.
+      // The unit may be in use there, or kept only until then.
       if (std::ranges::find(plan.trace.units(before), gather.unit) !=
           plan.trace.units(before).end())
         break;

@@ -2,18 +2,19 @@
 // budget allows.
 //
 // Note [Planned paging]
-// A step repeats the operators of the one before, so their future is known. Between two uses of a
-// unit by consecutive operators that touch it lies an interval; a unit that is kept over an
-// interval need not be gathered at its end, and takes its bytes from the budget meanwhile. A choice
-// of intervals is possible if, while an operator runs, the kept units and those that it pins fit in
-// the budget (or it keeps nothing but what it pins), and between operators the kept ones fit.
+// A step repeats the operators of the one before, so their future is known. An interval lies
+// between two consecutive uses of a unit. A unit that is kept over an interval need not be gathered
+// at its end, and takes its bytes from the budget meanwhile. A choice of intervals is possible
+// under two conditions. While an operator runs, the kept units and those that it pins must fit in
+// the budget (or it keeps nothing but the units that it pins). Between operators the kept units
+// must fit.
 //
 // For units of equal size Belady's rule (when room is short, give up the unit whose next use is
-// farthest) keeps as many intervals as can be, also where operators pin several units at once
-// (L. A. Belady, IBM Systems Journal 5(2), 1966; as interval packing: U. Faigle and W. M. Nawijn,
-// Discrete Applied Mathematics 58, 1995). For unequal sizes the problem is NP-hard. There Belady's
-// rule is the start, holes are filled with what still fits, single intervals are exchanged for
-// larger ones, and a branch-and-bound search improves the result until it is proven or its effort
+// farthest) keeps as many intervals as possible, even if operators pin several units at once (L. A.
+// Belady, IBM Systems Journal 5(2), 1966; as interval packing: U. Faigle and W. M. Nawijn, Discrete
+// Applied Mathematics 58, 1995). For unequal sizes the problem is NP-hard. There the planner starts
+// with Belady's rule, fills holes with intervals that still fit, and exchanges single intervals for
+// larger ones. Then a branch-and-bound search improves the result until it is proven or its effort
 // is spent. The bound is the same problem with units that may be kept in part, which Belady's rule
 // solves exactly: no plan gathers less than `bound_bytes`.
 //
@@ -35,7 +36,7 @@ struct PlanOptions {
   int64_t budget_bytes = 0;
   /// Bytes that may be gathered ahead of their use; 0 gathers on demand.
   int64_t prefetch_bytes = 0;
-  /// Limit of the search for unequal units: touches looked at.
+  /// The limit of the search for unequal units: the number of touches that it looks at.
   int64_t effort = 4'000'000;
 };
 
@@ -43,9 +44,9 @@ struct Plan {
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
   Trace trace;
-  /// By touch: the unit stays present until the next operator that touches it.
+  /// Tells, by touch, whether the unit stays present until the next operator that touches it.
   std::vector<uint8_t> keep;
-  /// By touch: that operator, or kNever.
+  /// The next operator that touches the unit, by touch; kNever if there is none.
   std::vector<size_t> next;
   /// Gathers in order: `unit`, needed by operator `use`, may start right before operator `start`
   /// runs (start <= use).

@@ -17,12 +17,12 @@ size_t index(Resource resource) { return static_cast<size_t>(resource); }
 
 double seconds_of(double amount, double speed) { return speed > 0 ? amount / speed : 0; }
 
-// Tasks in the order in which they are handed out; each resource does its own in that order.
+// The tasks in the order in which they are handed out; each resource does its tasks in that order.
 class Machine {
  public:
   explicit Machine(const Speeds& speeds) : speeds_(speeds) { last_.fill(kNone); }
 
-  // A task after those of `needs` (kNone: nothing) and after the last one of its resource.
+  // Adds a task after those of `needs` (kNone: nothing) and after the last one of its resource.
   size_t add(SimulatedTask task, double seconds, std::initializer_list<size_t> needs) {
     const auto wait = [&](size_t other) {
       if (other == kNone || tasks_[other].end < task.begin ||
@@ -31,7 +31,7 @@ class Machine {
       task.begin = tasks_[other].end;
       task.waited_for = other;
     };
-    // A need that ends as the resource gets free is what the task waited for.
+    // If a need ends just when the resource gets free, the task waited for the need.
     for (const size_t need : needs) wait(need);
     wait(last_[index(task.resource)]);
     task.end = task.begin + seconds;
@@ -39,7 +39,7 @@ class Machine {
     return last_[index(task.resource)] = tasks_.size() - 1;
   }
 
-  // Bytes moved after `need`, which is the answer where there are none.
+  // Adds a task that moves bytes after `need`. If there are no bytes, returns `need`.
   size_t move(Resource resource, Work work, int64_t unit, int64_t bytes, size_t need,
               size_t also = kNone) {
     if (bytes == 0) return later(need, also);
@@ -50,7 +50,7 @@ class Machine {
                seconds_of(static_cast<double>(bytes), speed), {need, also});
   }
 
-  // Whichever ends later.
+  // Returns the task that ends later.
   size_t later(size_t a, size_t b) const {
     if (a == kNone || b == kNone) return a == kNone ? b : a;
     return tasks_[a].end >= tasks_[b].end ? a : b;
@@ -203,7 +203,7 @@ class Run {
     }
   }
 
-  // Note [Exposed time].
+  // Sets the exposed times: Note [Exposed time].
   static void expose(SimulatedStep& step) {
     const auto charge = [&](double begin, double end, size_t chain) {
       while (end > begin && chain != kNone) {
@@ -227,7 +227,7 @@ class Run {
     charge(idle, step.seconds, last);
   }
 
-  // As the pager follows the plan.
+  // Returns the most bytes of gathered units if the pager follows the plan.
   int64_t live_bytes() const {
     std::vector<uint8_t> live(schedule_.units.size(), 0);
     int64_t now = 0;
@@ -254,13 +254,13 @@ class Run {
   std::vector<size_t> arrived_;   // by unit: its last gather
   std::vector<uint8_t> reduced_;  // by unit, in this step
   std::vector<size_t> read_;      // by gather
-  size_t next_ = 0;               // into the plan's gathers
-  size_t next_read_ = 0;          // the same
-  int64_t ahead_bytes_ = 0;       // read and not gathered yet
+  size_t next_ = 0;               // index into the plan's gathers
+  size_t next_read_ = 0;          // the same, of the next one to be read
+  int64_t ahead_bytes_ = 0;       // bytes that were read and not gathered yet
   size_t computed_ = kNone;       // the last operator
   size_t under_way_ = kNone;      // the last reduction
   size_t stalled_ = kNone;        // the one before it, whose bucket the next operators fill
-  size_t gradients_ = kNone;      // what brings the last gradient
+  size_t gradients_ = kNone;      // the task that brings the last gradient
 };
 
 }  // namespace
@@ -309,7 +309,7 @@ PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds, doub
   auto sizes = schedule.unit_bytes();
   std::ranges::sort(sizes);
   if (!sizes.empty()) {
-    // One unit more each time, then half as many again: the more, the less one of them matters.
+    // Takes one unit more each time, then half as many again: a single unit matters less and less.
     for (const int64_t size : {sizes[sizes.size() / 2], sizes.back()}) {
       for (int64_t units = 1; size > 0 && units * size < most;
            units += std::max<int64_t>(1, units / 2))

@@ -1,13 +1,13 @@
-// A step's timeline, simulated: when its operators, gathers, reductions and updates run at given
-// speeds, what of them is not hidden behind computing, and from that how far ahead units should be
-// gathered. Numbers alone: no tensors, no clocks.
+// The timeline of a step, simulated: when its operators, gathers, reductions and updates run at
+// given speeds, and which of their time is not hidden behind computing. From that follows how far
+// ahead units should be gathered. It works on numbers alone: no tensors, no clocks.
 //
 // Note [Simulated timeline]
-// A step that was recorded (StepSchedule) says which units its operators use, how much these
-// compute, and after which of them a unit is reduced. Its plan (plan.h) says before which operator
-// a gather may start. Each piece of work is a task of one resource, and a resource does its tasks
-// one after the other, in the order in which the engine hands them out. A task begins when its
-// resource is free and what it needs is done:
+// A recorded step (StepSchedule) says which units its operators use, how much they compute, and
+// after which of them a unit is reduced. Its plan (plan.h) says before which operator a gather may
+// start. Each piece of work is a task of one resource, and a resource does its tasks one after the
+// other, in the order in which the engine hands them out. A task begins when its resource is free
+// and the tasks that it needs are done:
 //
 //   read, up    of a slice that is on a disk or on the host: a read may go as far ahead of its
 //               gather as `read_ahead_bytes` allow; a copy to the device begins with the gather
@@ -19,25 +19,25 @@
 //   update      unit by unit, when all gradients are there; on the device or on the host, with the
 //               reads before it, and the writes, copies and all-gathers of new parameters behind it
 //
-// The simulation simplifies: an operator lasts as long as its FLOPs say; messages have no latency;
-// the host that hands out the work takes no time and waits for no copy; nothing else uses a
-// resource; and a gather waits for operators also where a frame is free before them, as a device's
-// first ones are. The engine computes no otherwise where the times are others: a schedule only
-// decides what is under way together.
+// The simulation simplifies. An operator lasts as long as its FLOPs say. Messages have no latency.
+// The host that hands out the work takes no time and waits for no copy. Nothing else uses a
+// resource. A gather waits for operators even if a frame is free before them, as a device's first
+// frames are. The engine's results do not depend on times: a schedule only decides what is under
+// way at the same time.
 //
 // Note [Exposed time]
-// Where the resource `compute` is idle it waits for something: the task that it does next began
-// when another ended, which began when one before it had ended, and so on back. That chain says
-// whose time the gap is. So the step lasts as long as `compute` is busy and what all others are
-// exposed, together.
+// If the resource `compute` is idle it waits for something. The task that it does next began when
+// another ended, which began when one before it had ended, and so on back. That chain tells whose
+// time the gap is. So the step lasts as long as `compute` is busy plus the exposed time of all
+// others.
 //
 // Note [Prefetch distance]
-// Gathering ahead takes memory: the units that are on their way or waiting. Beyond the distance at
-// which gathers are hidden, or are bound by their link alone, more of it gains nothing. The pager
-// gathers as early as its budget and `prefetch_bytes` allow, so `prefetch_bytes` is the distance;
+// Gathering ahead takes memory for the units that are on their way or waiting. At some distance
+// gathers are hidden, or are bound by their link alone; a longer distance gains nothing. The pager
+// gathers as early as its budget and `prefetch_bytes` allow, so `prefetch_bytes` is the distance.
 // `choose_prefetch` tries distances of whole units, ordinary ones and the largest, and takes the
-// least with which the step is within a part in a hundred of the best. It changes when a gather
-// starts, not which there are: traffic and results are the same.
+// least with which the step is within one per cent of the best. The distance changes when a gather
+// starts, not which gathers there are: traffic and results are the same.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@
 
 namespace zero::paging {
 
-/// The speeds of the resources, a second. 0: their work takes no time.
+/// The speeds of the resources in units a second. 0: their work takes no time.
 struct Speeds {
   double compute = 0;  ///< FLOPs
   double link = 0;     ///< bytes that a rank (between hosts: a host) sends
@@ -74,25 +74,25 @@ std::string_view name(Resource resource);
 enum class Work : uint8_t { forward, backward, gather, reduce, update, copy, read, write };
 std::string_view name(Work work);
 
-/// Bytes of one unit, of one rank.
+/// The bytes of one unit, on one rank.
 struct UnitCosts {
   int64_t bytes = 0;             ///< the whole unit, in memory
-  int64_t gather = 0;            ///< over the link, for each gather
-  int64_t gather_up = 0;         ///< of its slice from the host, for each gather
-  int64_t gather_read = 0;       ///< of its slice from the disk, for each gather
-  int64_t reduce = 0;            ///< over the link, for each reduction
-  int64_t reduce_down = 0;       ///< of the sum to the host, for the first reduction of a step
-  int64_t reduce_down_next = 0;  ///< the same for each further one, which is added to it
-  int64_t reduce_write = 0;      ///< of the sum to the disk, for each reduction
-  int64_t reduce_read = 0;       ///< of the sum so far from the disk, for each further reduction
-  int64_t reduce_at_end = 0;     ///< over the link, when all passes have ended
-  int64_t update_read = 0;       ///< of states from the disk
-  int64_t update_down = 0;       ///< of parameters to the host, before the update
-  int64_t update = 0;            ///< passed over by the update
-  int64_t update_write = 0;      ///< of states to the disk
-  int64_t update_up = 0;         ///< of new parameters to the device
-  int64_t publish = 0;           ///< of new parameters over the link
-  bool trainable = true;         ///< it is reduced and updated
+  int64_t gather = 0;            ///< bytes over the link, for each gather
+  int64_t gather_up = 0;         ///< bytes of its slice from the host, for each gather
+  int64_t gather_read = 0;       ///< bytes of its slice from the disk, for each gather
+  int64_t reduce = 0;            ///< bytes over the link, for each reduction
+  int64_t reduce_down = 0;       ///< bytes of the sum to the host, for a step's first reduction
+  int64_t reduce_down_next = 0;  ///< the same for each further reduction
+  int64_t reduce_write = 0;      ///< bytes of the sum to the disk, for each reduction
+  int64_t reduce_read = 0;       ///< bytes of the sum from the disk, for each further one
+  int64_t reduce_at_end = 0;     ///< bytes over the link, when all passes have ended
+  int64_t update_read = 0;       ///< bytes of states from the disk
+  int64_t update_down = 0;       ///< bytes of parameters to the host, before the update
+  int64_t update = 0;            ///< bytes that the update passes over
+  int64_t update_write = 0;      ///< bytes of states to the disk
+  int64_t update_up = 0;         ///< bytes of new parameters to the device
+  int64_t publish = 0;           ///< bytes of new parameters over the link
+  bool trainable = true;         ///< the unit is reduced and updated
   bool updated_on_host = false;
   bool operator==(const UnitCosts&) const = default;
 };
@@ -106,30 +106,33 @@ enum class ReducesIn : uint8_t {
 
 /// One step, as it was recorded.
 struct StepSchedule {
-  /// After operator `after` the reduction of `unit` starts.
+  /// The reduction of `unit` starts after operator `after`.
   struct Reduction {
     int64_t unit = 0;
     size_t after = 0;
     bool operator==(const Reduction&) const = default;
   };
   Trace trace{};
-  /// By operator of the trace: FLOPs of it and of those that follow, up to the next one.
+  /// The FLOPs of each operator of the trace, with those of the operators that follow, up to the
+  /// next one of the trace.
   std::vector<double> flops{};
-  /// By operator: it runs in a backward pass.
+  /// Tells, by operator, whether it runs in a backward pass.
   std::vector<uint8_t> backward{};
-  /// In order, in all backward passes of the step.
+  /// The reductions in order, in all backward passes of the step.
   std::vector<Reduction> reductions{};
-  /// By unit.
+  /// The costs of each unit.
   std::vector<UnitCosts> units{};
-  /// Stage 3: units are gathered for their operators. Else they are there all the time.
+  /// Stage 3: units are gathered for their operators. Otherwise they are present all the time.
   bool gathers = true;
   ReducesIn reduces_in = ReducesIn::every_pass;
-  int64_t budget_bytes = 0;      ///< of gathered units: PlanOptions
-  int64_t prefetch_bytes = 0;    ///< of these, ahead of their use: the same
-  int64_t read_ahead_bytes = 0;  ///< of slices, ahead of their gather; a larger one alone
+  int64_t budget_bytes = 0;      ///< bytes of gathered units: PlanOptions
+  int64_t prefetch_bytes = 0;    ///< bytes of those that are ahead of their use: PlanOptions
+  int64_t read_ahead_bytes = 0;  ///< bytes of slices ahead of their gather; a larger slice is read
+                                 ///< ahead alone
 
   std::vector<int64_t> unit_bytes() const;
-  /// The plan of the trace for this budget. Throws nothing; it has no gathers without `gathers`.
+  /// Returns the plan of the trace for this budget. Throws nothing; without `gathers` the plan has
+  /// no gathers.
   Plan plan() const;
 };
 
@@ -138,11 +141,11 @@ struct SimulatedTask {
 
   Resource resource{};
   Work work{};
-  int64_t unit = 0;  ///< that it is of; of an operator the first one that it uses
+  int64_t unit = 0;  ///< the unit of the task; of an operator the first one that it uses
   int64_t bytes = 0;
   double begin = 0;  ///< seconds from the beginning of the step
   double end = 0;
-  /// The task whose end it waited for; kNone where it began with the step.
+  /// The task whose end it waited for; kNone if it began with the step.
   size_t waited_for = kNone;
 };
 
@@ -150,9 +153,9 @@ struct SimulatedStep {
   std::vector<SimulatedTask> tasks{};  ///< in the order in which they are handed out
   double seconds = 0;
   std::array<double, kResources> busy{};
-  /// Note [Exposed time]; 0 for `compute`. seconds == busy[compute] + the sum of these.
+  /// Note [Exposed time]; 0 for `compute`. seconds == busy[compute] + the sum of `exposed`.
   std::array<double, kResources> exposed{};
-  /// Bytes that the resource moves; of `compute` and `host` what updates pass over.
+  /// The bytes that the resource moves; for `compute` and `host` those that updates pass over.
   std::array<int64_t, kResources> bytes{};
   /// The most bytes of gathered units.
   int64_t live_bytes = 0;
@@ -165,14 +168,14 @@ SimulatedStep simulate(const StepSchedule& schedule, const Speeds& speeds);
 
 struct PrefetchChoice {
   int64_t prefetch_bytes = 0;
-  double seconds = 0;            ///< of the step with it
-  double best_seconds = 0;       ///< with as much as was allowed, or less
-  double on_demand_seconds = 0;  ///< with none
-  int64_t live_bytes = 0;        ///< of gathered units, at most, with it
+  double seconds = 0;            ///< the time of the step with this choice
+  double best_seconds = 0;       ///< its time with the best distance within the limit
+  double on_demand_seconds = 0;  ///< its time without gathering ahead
+  int64_t live_bytes = 0;        ///< the most bytes of gathered units with this choice
 };
 
-/// Note [Prefetch distance]: the least that is as good as any up to `schedule.prefetch_bytes`, but
-/// for a part `tolerance` of the step.
+/// Returns the least distance that is as good as any up to `schedule.prefetch_bytes`, within a part
+/// `tolerance` of the step: Note [Prefetch distance].
 PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds,
                                double tolerance = 0.01);
 

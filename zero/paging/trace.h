@@ -23,18 +23,19 @@ class Trace {
   }
   size_t operators() const { return ends_.size(); }
   bool empty() const { return ends_.empty(); }
-  /// The index into `touches` of an operator's first unit; also for one past the last operator.
+  /// Returns the index into `touches` of an operator's first unit. `index` may be one past the last
+  /// operator.
   size_t begin(size_t index) const { return index == 0 ? 0 : ends_[index - 1]; }
   std::span<const int64_t> units(size_t index) const {
     return std::span(touches_).subspan(begin(index), ends_[index] - begin(index));
   }
-  /// All units of all operators, one after the other.
+  /// Returns all units of all operators, one after the other.
   const std::vector<int64_t>& touches() const { return touches_; }
-  /// Operator `index` exists and pins exactly `units`.
+  /// Returns whether operator `index` exists and pins exactly `units`.
   bool has(size_t index, std::span<const int64_t> units) const {
     return index < operators() && std::ranges::equal(this->units(index), units);
   }
-  /// `other` begins with all of these operators.
+  /// Returns whether `other` begins with all of these operators.
   bool is_prefix_of(const Trace& other) const {
     return operators() <= other.operators() &&
            std::equal(ends_.begin(), ends_.end(), other.ends_.begin()) &&

@@ -74,7 +74,8 @@ int64_t share_sent(int64_t bytes, int64_t world_size) {
 
 int64_t Wire::bytes(int64_t numel) const {
   const auto part = [&](int64_t elements) { return (numel + elements - 1) / elements; };
-  // A base for 128 elements, codes of 4 bits, the rest of each, and room for every 64th exponent.
+  // A message has a base for each 128 elements, codes of 4 bits, the other bits of each element,
+  // and room for every 64th exponent.
   if (packed) return part(128) + part(2) + numel * (bits - 8) / 8 + part(64);
   constexpr int64_t kScaleBytes = 4;
   const int64_t scales = block == 0 ? 0 : (numel + block - 1) / block * kScaleBytes;
@@ -83,7 +84,7 @@ int64_t Wire::bytes(int64_t numel) const {
 
 namespace {
 
-/// Every rank sends so many messages of its slice's size, or of as much.
+/// Returns the bytes of messages of `slice` elements from every rank of a host to each other host.
 int64_t slices_to_other_hosts(const Cluster& cluster, int64_t slice, const Wire& wire) {
   return cluster.ranks_a_host * (cluster.hosts - 1) * wire.bytes(slice);
 }

@@ -1,8 +1,8 @@
 // The formulas of ZeRO (1910.02054): memory of the model states, traffic of a step, the largest
-// model that fits. Two forms of each: over Psi, as the paper states them, and over a Layout, which
-// counts the declared padding too and is what the ledger shows, byte for byte. Below them what
-// crosses between hosts, with ZeRO++ (2306.10209) too, and the formulas of ZeRO-Offload
-// (2101.06840) and ZeRO-Infinity (2104.07857), for states that are not on the device.
+// model that fits. There are two forms of each: over Psi, as the paper states them, and over a
+// Layout. The latter counts the declared padding too, and the ledger shows it byte for byte. Then
+// come the bytes that cross between hosts, with ZeRO++ (2306.10209) too, and the formulas of
+// ZeRO-Offload (2101.06840) and ZeRO-Infinity (2104.07857), for states that are not on the device.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct Placement {
   bool optimizer = false;   ///< sharded from stage 1
 };
 
-/// The placement of ZeRO stage 0, 1, 2 or 3. Throws ConfigError for another.
+/// Returns the placement of ZeRO stage 0, 1, 2 or 3. Throws ConfigError for another.
 Placement placement_of_stage(int stage);
 
-/// The elements of `unit` that `rank` updates: all of them where optimizer states are replicated,
-/// its slice where they are sharded.
+/// Returns the elements of `unit` that `rank` updates: all of them if optimizer states are
+/// replicated, and its slice if they are sharded.
 Range owned_range(const Layout& layout, int64_t unit, Placement placement, int rank);
 
 /// Bytes per parameter of each state. Mixed precision with Adam: 2, 2 and 12 (fp32 master, m, v);
@@ -32,7 +32,8 @@ struct StateBytes {
   int64_t parameter = 2;
   int64_t gradient = 2;
   int64_t optimizer = 12;
-  /// Beside them, bytes of each kAlignment elements of the optimizer's: scales of 8-bit states.
+  /// Bytes for each kAlignment elements of the optimizer's states, besides `optimizer`: scales of
+  /// 8-bit states.
   int64_t scales = 0;
 };
 
@@ -44,8 +45,8 @@ struct StateMemory {
   double total() const { return parameters + gradients + optimizer; }
 };
 
-/// Section 5, Figure 1, Table 1: stage 0 (2+2+K) Psi; 1 (2+2) Psi + K Psi/N; 2 2 Psi + (2+K) Psi/N;
-/// 3 (2+2+K) Psi/N.
+/// Returns the memory of section 5, Figure 1 and Table 1: stage 0 (2+2+K) Psi; 1 (2+2) Psi + K
+/// Psi/N; 2 2 Psi + (2+K) Psi/N; 3 (2+2+K) Psi/N.
 StateMemory state_memory(Placement placement, double parameters, double world_size,
                          StateBytes bytes = {});
 
@@ -58,11 +59,12 @@ struct LayoutMemory {
   int64_t total() const { return parameters + gradients + optimizer; }
 };
 
-/// Bytes per element of one unit's states; zero for states that the unit does not have.
+/// Returns the bytes of one unit's states; `bytes` has those of an element, and zero for states
+/// that the unit does not have.
 LayoutMemory unit_memory(const Layout& layout, int64_t unit, Placement placement, StateBytes bytes);
 
-/// Table 2: the largest model, in parameters, whose states fit into `device_bytes` on each of
-/// `world_size` data-parallel ranks, times `model_parallel` (section 10.1 multiplies).
+/// Table 2: returns the largest model, in parameters, whose states fit into `device_bytes` on each
+/// of `world_size` data-parallel ranks, times `model_parallel` (section 10.1 multiplies).
 double largest_model(Placement placement, double device_bytes, double world_size,
                      double model_parallel = 1, StateBytes bytes = {});
 
@@ -80,18 +82,18 @@ struct StepTraffic {
 StepTraffic step_traffic(Placement placement, double parameters, double world_size,
                          int64_t micro_batches = 1);
 
-/// Bytes that one rank sends when all of `bytes` (a full buffer) is gathered or reduce-scattered
-/// over N ranks: (N-1)/N of it.
+/// Returns the bytes that one rank sends when all of `bytes` (a full buffer) is gathered or
+/// reduce-scattered over N ranks: (N-1)/N of it.
 int64_t share_sent(int64_t bytes, int64_t world_size);
 
 // --- Between hosts ---
 //
-// H hosts of R ranks each, N = H R. Inside a host ranks share memory; rank r of each host speaks to
+// H hosts of R ranks each, N = H R. Inside a host ranks share memory. Rank r of each host speaks to
 // rank r of the others and carries 1/R of what its host sends (Note [Two levels] in
-// comm/hosts_collectives.h). All below are bytes that leave one host, which is what its link
-// carries each way; each of its ranks sends 1/R of them.
+// comm/hosts_collectives.h). All functions below return bytes that leave one host, which its link
+// carries each way. Each of the host's ranks sends 1/R of them.
 
-/// Hosts of as many ranks each.
+/// Hosts that have equally many ranks.
 struct Cluster {
   int64_t hosts = 1;
   int64_t ranks_a_host = 1;
@@ -112,39 +114,40 @@ struct Wire {
 inline constexpr Wire kWireFp32{32};
 inline constexpr Wire kWireBf16{16};
 
-/// How sums of a host's ranks leave it, where the ranks' own elements are `elements`. Numbers of 16
-/// bits add up in fp32 and leave unrounded, where there is something to add (R > 1); at R = 2 that
-/// is as much as all raw elements were. Quantised ones are added up first and leave quantised.
+/// Returns how sums of a host's ranks leave it, if the ranks' own elements are `elements`. Numbers
+/// of 16 bits add up in fp32 and leave unrounded if there is something to add (R > 1); at R = 2
+/// that is as much as all raw elements were. Quantised elements are added up first and leave
+/// quantised.
 Wire partial_wire(const Cluster& cluster, const Wire& elements);
 
-/// All-gather, a whole array of `numel` elements (a multiple of N): each rank sends its slice to
-/// H-1 hosts, (H-1)/H of the array in all. ZeRO++ (2306.10209), section 3.1 with `wire` quantised
-/// (qwZ).
+/// All-gather of a whole array of `numel` elements (a multiple of N): each rank sends its slice to
+/// H-1 hosts, (H-1)/H of the array in all. With `wire` quantised this is qwZ of ZeRO++
+/// (2306.10209), section 3.1.
 int64_t all_gather_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
 
 /// Reduce-scatter: sums of the host's ranks for the slices of the H-1 others, (H-1)/H of the array,
-/// in the wire of `partial_wire`. ZeRO++, section 3.3 with `elements` quantised (qgZ): one
+/// in the wire of `partial_wire`. With `elements` quantised this is qgZ of ZeRO++, section 3.3: one
 /// quantisation between hosts, none inside.
 int64_t reduce_scatter_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements);
 
 /// All-reduce: a reduce-scatter, and an all-gather of the sums in the elements' own wire.
 int64_t all_reduce_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements);
 
-/// All-to-all of N ranks' arrays of `numel` elements each: (H-1)/H of each array.
+/// Each of N ranks has an array of `numel` elements and sends (H-1)/H of it in an all-to-all.
 int64_t all_to_all_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
 
-/// Broadcast, along a chain of hosts: all of the array leaves each host but the last, of this rank
-/// alone that is at the root's place. That much of a host that is not the last.
+/// Broadcast along a chain of hosts: each host except the last sends the whole array on, by the one
+/// rank that is at the root's place. Returns the bytes of a host that is not the last.
 int64_t broadcast_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
 
 /// How a step uses the links.
 struct LinkPlan {
   Placement placement{};
-  /// States are sharded inside a host only, and the hosts' are replicas: PyTorch's HSDP, MiCS
-  /// (2205.00119). Nothing is gathered across.
+  /// States are sharded inside a host only, and the hosts are replicas of each other: PyTorch's
+  /// HSDP, MiCS (2205.00119). Nothing is gathered between hosts.
   bool hybrid = false;
-  /// Parameters that a host has gathered stay there until the update: hpZ (ZeRO++, section 3.2),
-  /// whose backward gathers inside the host, and so do further micro-batches.
+  /// Parameters that a host has gathered stay there until the update: hpZ (ZeRO++, section 3.2).
+  /// Backward and further micro-batches then gather inside the host.
   bool kept = false;
   /// Gradients of micro-batches add up inside the host, and across hosts once a step.
   bool deferred = false;
@@ -155,16 +158,17 @@ struct LinkPlan {
 
 /// Bytes that leave a host in a step.
 struct LinkTraffic {
-  int64_t gather = 0;  ///< parameters; of all-reduces the second half
+  int64_t gather = 0;  ///< parameters, and the second half of all-reduces
   int64_t reduce = 0;
   int64_t total() const { return gather + reduce; }
 };
 
-/// A step over `numel` parameters (a multiple of N), with k micro-batches. In units of
-/// numel (H-1)/H: ZeRO-3 2k + k; with `kept` 1 + k; with `kept` and `deferred` 1 + 1; stages 1 and
-/// 2 1 + 1 and 1 + k (`deferred`: 1 + 1); stage 0 and `hybrid`, an all-reduce of the gradients, 1 +
-/// 1, hybrid k times that unless `deferred`. ZeRO++, section 3: M + M + M of ZeRO-3 becomes 0.5 M +
-/// 0 + 0.25 M with INT8 parameters, kept, and INT4 gradients, but for the scales.
+/// Returns the traffic of a step over `numel` parameters (a multiple of N), with k micro-batches.
+/// In units of numel (H-1)/H it is: ZeRO-3 2k + k; with `kept` 1 + k; with `kept` and `deferred` 1
+/// + 1; stage 1 1 + 1; stage 2 1 + k (`deferred`: 1 + 1); stage 0 and `hybrid`, an all-reduce of
+/// the gradients, 1 + 1, with `hybrid` k times that unless `deferred`. ZeRO++, section 3: M + M + M
+/// of ZeRO-3 becomes 0.5 M + 0 + 0.25 M with INT8 parameters, kept, and INT4 gradients, without the
+/// scales.
 LinkTraffic link_traffic(const Cluster& cluster, int64_t numel, const LinkPlan& plan);
 
 // --- Device, host and disk ---
@@ -177,19 +181,20 @@ struct HostTraffic {
 };
 
 /// ZeRO-Offload, section 3.3: with the optimizer on the host and M parameters, gradients of 2 M
-/// bytes go down and parameters of 2 M bytes come back: 4 M, the least of all ways that keep fp32
-/// states off the device. `parameters` are those that this rank updates. With k micro-batches the
-/// gradients of each go down, 2 k M, unless they are accumulated on the device.
+/// bytes go down and parameters of 2 M bytes come back. That is 4 M, the least of all ways that
+/// keep fp32 states off the device. `parameters` are those that this rank updates. With k
+/// micro-batches the gradients of each go down, 2 k M, unless they are accumulated on the device.
 HostTraffic offload_traffic(double parameters, int64_t micro_batches = 1,
                             bool accumulated_on_device = false, StateBytes bytes = {});
 
-/// ZeRO-Offload, table 4: bytes that an update of Adam reads and writes. fp32 master weights and
-/// moments are read and written (24 a parameter), the gradient is read, and the parameter in low
-/// precision written. Over the seconds of the update these are its bandwidth.
+/// ZeRO-Offload, table 4: returns the bytes that an update of Adam reads and writes. It reads and
+/// writes fp32 master weights and moments (24 a parameter), reads the gradient, and writes the
+/// parameter in low precision. Divided by the seconds of the update this is its bandwidth.
 double adam_bytes(double parameters, StateBytes bytes = {});
 
-/// ZeRO-Offload, section 5.2: how many times as fast steps are when each update runs beside the
-/// next step's computation: their sum over the longer of the two, at most 2. In seconds.
+/// ZeRO-Offload, section 5.2: returns how many times as fast steps are if each update runs beside
+/// the next step's computation. It is the sum of both over the longer of the two, at most 2.
+/// Arguments are in seconds.
 double delayed_update_speedup(double compute, double update);
 
 /// A transformer and its batch, in ZeRO-Infinity's letters.
@@ -202,46 +207,46 @@ struct Transformer {
   double checkpoint_interval = 1;  ///< ci, blocks between two activation checkpoints
 };
 
-/// ZeRO-Infinity, section 3: 12 nl hd^2, of the blocks' four linear layers; embeddings and biases
-/// are left out.
+/// ZeRO-Infinity, section 3: returns 12 nl hd^2, for the four linear layers of each block, without
+/// embeddings and biases.
 double transformer_parameters(const Transformer& model);
 
-/// ZeRO-Infinity, section 3, Figure 2a: 20 bytes a parameter: the 16 of mixed precision, and a
-/// gradient in fp32 for the update.
+/// ZeRO-Infinity, section 3, Figure 2a: returns 20 bytes a parameter: the 16 of mixed precision,
+/// and a gradient in fp32 for the update.
 double transformer_state_bytes(const Transformer& model);
 
 /// ZeRO-Infinity, section 3: 2 bsz seq hd nl / ci bytes for the inputs of every ci-th block.
 double activation_checkpoint_bytes(const Transformer& model);
 
-/// ZeRO-Infinity, section 3, AWM: bsz seq ci (16 hd + 2 attn_heads seq) bytes, what lies between
-/// two checkpoints while it is computed again.
+/// ZeRO-Infinity, section 3, AWM: returns bsz seq ci (16 hd + 2 attn_heads seq) bytes, for the
+/// activations between two checkpoints while they are computed again.
 double activation_working_bytes(const Transformer& model);
 
-/// ZeRO-Infinity, section 3, MSWM: the parameter and the gradient, in half precision, of the
-/// largest linear layer, hd to 4 hd: 16 hd^2 bytes. Section 5.1.3: split into `tiles` that are
-/// fetched in turn, 1/tiles of it.
+/// ZeRO-Infinity, section 3, MSWM: returns 16 hd^2 bytes, for the parameter and the gradient of the
+/// largest linear layer, hd to 4 hd, in half precision. Section 5.1.3: split into `tiles` that are
+/// fetched in turn it takes 1/tiles of that.
 double state_working_bytes(double hidden, double tiles = 1);
 
-/// ZeRO-Infinity, section 5.1.3: that layer's largest single allocation, the weight of one tile:
-/// 8 hd^2 / tiles bytes. It must fit into one free stretch of memory.
+/// ZeRO-Infinity, section 5.1.3: returns that layer's largest single allocation, the weight of one
+/// tile: 8 hd^2 / tiles bytes. It must fit into one free stretch of memory.
 double largest_tensor_bytes(double hidden, double tiles = 1);
 
-/// The largest hd of which one tile's weight fits into a stretch of `chunk_bytes`.
+/// Returns the largest hd for which one tile's weight fits into a stretch of `chunk_bytes`.
 double largest_hidden(double chunk_bytes, double tiles = 1);
 
-/// ZeRO-Infinity, section 4.1: the part of the time in which a device computes, where data comes at
-/// `bandwidth` bytes a second, each byte serves `intensity` operations, and the device does `peak`
-/// operations a second: ait bw / (ait bw + peak). Nothing overlaps.
+/// ZeRO-Infinity, section 4.1: returns the part of the time in which a device computes, ait bw /
+/// (ait bw + peak). Data comes at `bandwidth` bytes a second, each byte serves `intensity`
+/// operations, and the device does `peak` operations a second. Nothing overlaps.
 double efficiency(double intensity, double bandwidth, double peak);
 
-/// The bandwidth at which `efficiency` is reached: the same, solved for bw.
+/// Returns the bandwidth at which `efficiency` is reached: the same formula, solved for bw.
 double bandwidth_needed(double efficiency, double intensity, double peak);
 
-/// ZeRO-Infinity, section 4.2, operations a byte: of parameters and gradients seq bsz.
+/// ZeRO-Infinity, section 4.2: returns the operations a byte of parameters and gradients, seq bsz.
 double parameter_intensity(const Transformer& model);
-/// The same for optimizer states: seq bsz / 4.
+/// Returns the same for optimizer states: seq bsz / 4.
 double optimizer_intensity(const Transformer& model);
-/// The same for activation checkpoints: 24 hd ci.
+/// Returns the same for activation checkpoints: 24 hd ci.
 double checkpoint_intensity(const Transformer& model);
 
 }  // namespace zero::partition

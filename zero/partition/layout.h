@@ -1,5 +1,5 @@
-// The layout: which bytes of which parameter are where. Pure integers; everything else in libzero
-// uses these.
+// The layout: the places of the parameters' bytes. It has only integers; everything else in libzero
+// uses them.
 //
 // Note [Units]
 // Parameters are laid out in registration order into units: flat arrays of up to `unit_bytes` that
@@ -19,7 +19,7 @@
 
 namespace zero::partition {
 
-/// Elements; each parameter of a unit, and each slice, starts on a multiple of it.
+/// The alignment in elements: each parameter of a unit, and each slice, starts on a multiple of it.
 inline constexpr int64_t kAlignment = 64;
 
 /// A parameter as the layout sees it.
@@ -39,7 +39,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// The elements that are in both; empty (begin == end) if none.
+/// Returns the elements that are in both ranges; an empty range (begin == end) if there are none.
 Range intersect(Range a, Range b);
 
 /// The place of a parameter in its unit.
@@ -61,8 +61,8 @@ struct Unit {
 
 class Layout {
  public:
-  /// Lays `parameters` out for `world_size` ranks; slices divide among `replicas` of each. Throws
-  /// ConfigError if unit_bytes or world_size is not positive.
+  /// Lays `parameters` out for `world_size` ranks; each slice can be divided among `replicas`.
+  /// Throws ConfigError if unit_bytes or world_size is not positive.
   Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes, int replicas = 1);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
@@ -71,16 +71,16 @@ class Layout {
   int64_t unit_count() const { return static_cast<int64_t>(units_.size()); }
   int world_size() const { return world_size_; }
 
-  /// The unit that holds `parameter`, and its segment there.
+  /// Return the unit that holds `parameter`, and its segment there.
   int64_t unit_of(int64_t parameter) const { return places_[static_cast<size_t>(parameter)].unit; }
   const Segment& segment_of(int64_t parameter) const;
 
-  /// Elements of a slice of `unit`: numel / N.
+  /// Returns the elements of a slice of `unit`: numel / N.
   int64_t slice_numel(int64_t unit) const { return this->unit(unit).numel / world_size_; }
-  /// The slice of `unit` that `rank` owns.
+  /// Returns the slice of `unit` that `rank` owns.
   Range slice(int64_t unit, int rank) const;
 
-  /// Elements of all parameters (Psi), and of all units with padding.
+  /// Return the elements of all parameters (Psi), and of all units with padding.
   int64_t content() const;
   int64_t numel() const;
 

@@ -1,4 +1,4 @@
-// The ranks of a job as numbers alone: costs need hosts and blocks, but no group.
+// The ranks of a job as numbers: costs need hosts and blocks, but no group.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace zero::partition {
 
 /// The ranks of a job: `hosts` hosts with `ranks_a_host` ranks each, in the order of the hosts.
 /// Each `shards` consecutive ranks are a block, over which states are sharded; blocks are replicas
-/// of each other (Note [Hybrid sharding] in engine/placement.h). Where all ranks shard together
-/// there is one block. `shards` divides the ranks, and it divides those of a host or is a multiple
-/// of them.
+/// of each other (Note [Hybrid sharding] in engine/placement.h). If all ranks shard together there
+/// is one block. `shards` divides the number of ranks. It divides the ranks of a host or is a
+/// multiple of them.
 ///
 /// Every function is exact for any number of ranks and talks to nobody.
 struct RankGrid {
@@ -22,24 +22,24 @@ struct RankGrid {
   int64_t ranks() const { return hosts * ranks_a_host; }
   int64_t replicas() const { return ranks() / shards; }
 
-  /// All ranks.
+  /// Returns all ranks.
   Cluster all() const { return {hosts, ranks_a_host}; }
-  /// The ranks of one block.
+  /// Returns the ranks of one block.
   Cluster block() const {
     return shards <= ranks_a_host ? Cluster{1, shards}
                                   : Cluster{shards / ranks_a_host, ranks_a_host};
   }
-  /// The ranks that hold the same slices, one in each block.
+  /// Returns the ranks that hold the same slices, one in each block.
   Cluster same_slices() const {
     return shards <= ranks_a_host ? Cluster{hosts, ranks_a_host / shards} : Cluster{replicas(), 1};
   }
 
-  /// The coordinates of a rank. Axes for tensor and context parallelism would stand beside these.
+  /// The coordinates of a rank. Axes for tensor and context parallelism would be added here.
   struct Place {
     int64_t host = 0;
-    int64_t local = 0;    ///< among the ranks of its host
+    int64_t local = 0;    ///< its number among the ranks of its host
     int64_t replica = 0;  ///< the block that it is in
-    int64_t shard = 0;    ///< among the ranks of its block: the slice that it owns
+    int64_t shard = 0;    ///< its number among the ranks of its block: the slice that it owns
     bool operator==(const Place&) const = default;
   };
   Place place(int64_t rank) const {

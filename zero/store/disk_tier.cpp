@@ -104,7 +104,7 @@ void DiskTier::wait_written(int64_t unit) {
     {
       std::unique_lock lock(written_mutex_);
       const auto& left = unwritten_[static_cast<size_t>(unit)];
-      // Whoever updates looks after its frames as it goes on.
+      // The thread that updates completes its frames as it goes on.
       written_.wait(lock, [&] { return left == 0 || !frames_locked_; });
       if (left == 0) return;
     }

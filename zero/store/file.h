@@ -46,8 +46,9 @@ struct FileOptions {
 
 class File;
 
-/// Who checks the pages of a transfer: itself (what it reads, when it is waited for), or its user,
-/// by File::verify before it uses them, and File::record before it starts to write them.
+/// Tells who checks the pages of a transfer. `here`: the transfer does, for a read when it is
+/// waited for. `by_caller`: its user does, by File::verify before it uses them, and by File::record
+/// before it starts to write them.
 enum class Checks : uint8_t { here, by_caller };
 
 /// A read or write under way. Move-only; must not outlive its File. The memory must live, and must
@@ -115,7 +116,7 @@ class File {
   const std::string& path() const { return files_.front()->path(); }
   int64_t bytes() const { return bytes_; }
   FileCounts counts() const;
-  /// For logs: "io_uring, direct", "threads, buffered", ...
+  /// Returns, for logs, "io_uring, direct", "threads, buffered", ...
   std::string way() const;
   /// The table of checksums, in memory and in no ledger; 0 without checksums.
   int64_t checksum_bytes() const { return checksums_.table_bytes(); }

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "libzero-states-";
 constexpr const char* kLock = "lock";
 
-// Before a folder's random ending: whose it is.
+// Returns the part of a folder's name that stands before its random ending and tells whose it is.
 std::string host_part() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/hostname"), name);

@@ -36,7 +36,7 @@ struct Request {
   }
 };
 
-/// At most a block of a transfer.
+/// A piece of a transfer, at most a block.
 struct Piece {
   int file = -1;
   int64_t offset = 0;  ///< in the file, bytes

@@ -14,7 +14,7 @@ namespace zero::store {
 
 namespace {
 
-// Not by LibTorch's generator, whose numbers are the training's.
+// Does not use LibTorch's generator, whose numbers belong to the training.
 void fill_at_random(std::byte* memory, int64_t bytes) {
   std::mt19937_64 random(1);
   for (int64_t at = 0; at < bytes; at += 8) {

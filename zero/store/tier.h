@@ -50,7 +50,7 @@ class HostLink {
   void up(void* device, const void* host, int64_t bytes, StreamMark& done) {
     copy(device, Tier::device, host, Tier::host, bytes, &done);
   }
-  /// Since construction.
+  /// Returns the counts since construction.
   HostTraffic counts() const { return {down_.load(), up_.load()}; }
 
  private:

@@ -101,7 +101,7 @@ class UringQueue final : public Queue {
     }
   }
 
-  // Until something completes. Something must be under way.
+  // Sleeps until something completes. Something must be under way.
   void sleep() {
     io_uring_cqe* completion = nullptr;
     int status = 0;

@@ -11,7 +11,8 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   const auto formula = engine.memory_formula();
   RankMemory mine;
   for (size_t i = 0; i < kCategories; ++i) mine.usage[i] = ledger.usage(static_cast<Category>(i));
-  // The states, units and buckets are not LibTorch's: what its allocator holds is the rest.
+  // States, units and buckets are not LibTorch's; activations are the rest that its allocator
+  // holds.
   const auto host = HostAllocator::instance().usage();
   mine.usage[static_cast<size_t>(Category::activations)] =
       other_tensors(engine.group().device(), ledger);

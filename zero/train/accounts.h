@@ -10,22 +10,22 @@
 
 namespace zero::train {
 
-/// Every rank's memory, in rank order. Collective.
+/// Returns every rank's memory, in rank order. Collective.
 std::vector<RankMemory> collect_memory(Engine& engine);
 
-/// Counts what the training steps send, and nothing else (validation, say).
+/// Counts the bytes that the training steps send, and nothing else (no validation).
 class StepTraffic {
  public:
   explicit StepTraffic(Engine& engine) : engine_(engine) {}
   void begin_step();
-  /// `updated`: StepResult::updated. Of one that was skipped the formula is another.
+  /// Ends a step. `updated` is StepResult::updated: a step that was skipped has another formula.
   void end_step(bool updated);
-  /// Completes updates that the last step left under way, and counts what they move as its own.
+  /// Completes updates that the last step left under way, and counts their bytes as that step's.
   void complete_update();
-  /// Skipped ones too.
+  /// Returns the number of steps, skipped ones too.
   int64_t steps() const { return steps_ + skipped_; }
-  /// Every rank's traffic so far, in rank order, with the formula's bytes for as many steps.
-  /// Collective.
+  /// Returns every rank's traffic so far, in rank order, with the formula's bytes for as many
+  /// steps. Collective.
   std::vector<RankTraffic> collect() const;
 
  private:

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// 1234567 as "1,234,567".
+/// Writes 1234567 as "1,234,567".
 std::string grouped(int64_t number) {
   std::string digits = std::to_string(number);
   for (auto i = static_cast<int64_t>(digits.size()) - 3; i > (number < 0 ? 1 : 0); i -= 3) {
@@ -29,7 +29,7 @@ std::string grouped(int64_t number) {
   return digits;
 }
 
-/// 75 as "1:15", 3700 as "1:01:40".
+/// Writes 75 as "1:15", and 3700 as "1:01:40".
 std::string clock_time(double seconds) {
   const auto total = static_cast<int64_t>(std::lround(seconds));
   const int64_t h = total / 3600, m = total / 60 % 60, s = total % 60;
@@ -40,7 +40,8 @@ std::string bytes_or_dash(int64_t bytes) {
   return bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes));
 }
 
-/// fmt::print would throw where nobody reads any more, and a run outlives its terminal.
+/// Prints without exceptions: fmt::print throws if nobody reads any more, and a run outlives its
+/// terminal.
 template <class... Values>
 void print(fmt::format_string<Values...> format, Values&&... values) {
   const auto text = fmt::format(format, std::forward<Values>(values)...);
@@ -53,7 +54,7 @@ class ConsoleMonitor final : public Monitor {
       : log_every_(log_every), terminal_(isatty(STDOUT_FILENO) == 1) {}
   ConsoleMonitor(const ConsoleMonitor&) = delete;
   ConsoleMonitor& operator=(const ConsoleMonitor&) = delete;
-  /// Removes the progress bar, so that what is printed next begins a line.
+  /// Removes the progress bar, so that the next output begins a line.
   ~ConsoleMonitor() override {
     if (!drawn_) return;
     clear_bar();
@@ -206,13 +207,13 @@ class ConsoleMonitor final : public Monitor {
   }
 
  private:
-  /// A step's bytes, and the formula's beside.
+  /// Returns a step's bytes with the formula's beside them.
   static std::string bytes_cell(int64_t bytes, int64_t formula, int64_t steps) {
     return fmt::format("{:>12} {:>12}", bytes_or_dash(bytes / steps),
                        "(" + bytes_or_dash(formula / steps) + ")");
   }
 
-  /// All collectives but control together, as they really moved.
+  /// Prints the bytes of all collectives except control, as they really moved.
   static void link_traffic(const std::vector<RankTraffic>& ranks, int64_t steps) {
     print("\ntraffic a step by link, bytes (formula beside)\n{:>6}  {:>12}  {:>25}\n", "rank",
           "inside hosts", "between hosts");
@@ -258,7 +259,7 @@ class ConsoleMonitor final : public Monitor {
   static constexpr comm::Collective kTrafficColumns[] = {
       comm::Collective::all_gather, comm::Collective::reduce_scatter, comm::Collective::all_reduce};
 
-  /// `cell` gives a rank's value and formula.
+  /// Prints a row; `cell` gives a rank's value and formula.
   template <class Cell>
   static void table_row(std::string_view title, const std::vector<RankMemory>& ranks,
                         const Cell& cell) {
@@ -287,7 +288,8 @@ class ConsoleMonitor final : public Monitor {
     return text;
   }
 
-  /// One line a category, one column a rank; the formula's value where there is one.
+  /// Prints a table with a line for each category and a column for each rank, with the formula's
+  /// value if there is one.
   static void table(const std::vector<RankMemory>& ranks, bool peak) {
     const auto value = [&](const Usage& usage) {
       return bytes_or_dash(peak ? usage.peak : usage.current);
@@ -343,7 +345,7 @@ class ConsoleMonitor final : public Monitor {
     drawn_ = false;
   }
 
-  /// "[=====>     ]  42%  1:15 left", as wide as the terminal allows.
+  /// Draws "[=====>     ]  42%  1:15 left", as wide as the terminal allows.
   void draw_bar(int64_t step) {
     if (!terminal_ || step == info_.steps) return;
     drawn_ = true;
@@ -365,7 +367,7 @@ class ConsoleMonitor final : public Monitor {
   int64_t log_every_;
   bool on_disk_ = false;
   bool terminal_;
-  bool drawn_ = false;  // the bar is what the terminal's last line holds
+  bool drawn_ = false;  // the terminal's last line is the bar
   RunInfo info_;
   Clock::time_point begin_;
 };

@@ -19,7 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Files have DeepSpeed's names: the metric's name with "_" for "/"; the column has its last part.
+/// Returns a file's name in DeepSpeed's form: the metric's name with "_" for "/". The column has
+/// the metric's last part.
 std::string file_name(const Metric& metric) {
   std::string name(metric.name);
   std::replace(name.begin(), name.end(), '/', '_');
@@ -80,7 +81,7 @@ class CsvMonitor final : public Monitor {
   }
 
  private:
-  /// One line, at once.
+  /// Writes one line at once.
   void write(size_t metric, int64_t step, double value) {
     line_.clear();
     if (!files_[metric]) {

@@ -26,7 +26,8 @@ std::shared_ptr<comm::Group> on_training_device(std::shared_ptr<comm::Group> hos
         host->local_size(), guard.deviceCount()));
   };
   try {
-    comm::agree_on_rank_zero<ConfigError>(*host, "Taking a device", look);  // which tells it once
+    comm::agree_on_rank_zero<ConfigError>(*host, "Taking a device", look);  // so that an error is
+                                                                            // told once
     comm::agree<ConfigError>(*host, "Taking a device", look);
   } catch (const ConfigError& error) {
     if (device == TrainingDevice::cuda) throw;

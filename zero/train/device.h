@@ -10,10 +10,10 @@
 
 namespace zero::train {
 
-/// The ranks of `host`, with collectives of tensors on `device`; `host` itself for the CPU. To be
-/// called before LibTorch is asked for such a device (device/plugin.h). Throws ConfigError, on all
-/// ranks, where it cannot be used, or a host has more ranks than devices; with
-/// TrainingDevice::any it is the CPU then, and rank 0 is told why. Collective.
+/// Returns the ranks of `host` with collectives of tensors on `device`; `host` itself for the CPU.
+/// Call it before LibTorch is asked for such a device (device/plugin.h). If the device cannot be
+/// used, or a host has more ranks than devices, throws ConfigError on all ranks. With
+/// TrainingDevice::any it then takes the CPU and tells rank 0 the reason. Collective.
 std::shared_ptr<comm::Group> on_training_device(std::shared_ptr<comm::Group> host,
                                                 TrainingDevice device,
                                                 const std::function<void(std::string_view)>& tell);

@@ -6,8 +6,8 @@
 
 namespace zero::train {
 
-/// While it lives: no gradients, and the model in eval mode. Then the model is in the mode in which
-/// it was.
+/// While it lives, gradients are off and the model is in eval mode. Afterwards the model is in its
+/// earlier mode.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& model)

@@ -13,11 +13,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// A number as JSON has it: null where it is not finite.
+/// Returns a number as JSON has it: null if it is not finite.
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-/// The shortest decimal that reads back to this very float, whether it is read as a float or
-/// through a double (a float widened to double would print twice the digits).
+/// Returns the shortest decimal that reads back to this very float, whether it is read as a float
+/// or through a double (a float widened to double would print twice the digits).
 Json shortest(float value) {
   if (!std::isfinite(value)) return nullptr;
   std::array<char, 32> text{};
@@ -106,7 +106,7 @@ Json to_json(const FlopsCount& count) {
           {"ms", finite(count.ms)}};
 }
 
-/// All modules, each with those in it, parents first.
+/// Adds all modules, parents before the modules in them.
 void add_modules(const ModuleFlops& module, Json& all) {
   Json object{{"module", module.name}};
   object.update(to_json(module.total));
@@ -238,7 +238,7 @@ class JsonlMonitor final : public Monitor {
   }
 
   ReportFile file_;
-  bool replaces_;  // what the file holds, by the first line
+  bool replaces_;  // whether the first line replaces the file's contents
 };
 
 }  // namespace

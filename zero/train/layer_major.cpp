@@ -24,13 +24,13 @@ bool differentiable(const at::Tensor& tensor) {
   return tensor.defined() && torch::autograd::isDifferentiableType(tensor.scalar_type());
 }
 
-// The part of a graph that one layer adds for one micro-batch: from where its outputs' gradients
-// enter to where its inputs' gradients arrive.
+// The part of a graph that one layer adds for one micro-batch, between the places where gradients
+// of its outputs enter and where gradients of its inputs arrive.
 struct Segment {
   std::shared_ptr<GraphSink> sink = std::make_shared<GraphSink>();
   std::vector<Edge> outputs;
 
-  // `tensors`, as inputs of this part.
+  // Returns `tensors` as inputs of this part.
   Tensors enter(Tensors tensors) const {
     for (auto& tensor : tensors) {
       if (!differentiable(tensor)) continue;
@@ -40,7 +40,7 @@ struct Segment {
     return tensors;
   }
 
-  // `tensors` without their graph, of which this part keeps the ends.
+  // Returns `tensors` without their graph, and keeps the graph's ends in this part.
   Tensors leave(Tensors tensors) {
     for (auto& tensor : tensors) {
       if (!differentiable(tensor)) continue;
@@ -52,7 +52,8 @@ struct Segment {
   }
 };
 
-// Gradients, one for each differentiable tensor; undefined where there is none.
+// Adds an edge for each gradient, one for each differentiable tensor; undefined gradients have
+// none.
 void add_edges(GraphSource& source, std::vector<Edge>& edges, Tensors& gradients) {
   for (size_t i = 0; i < edges.size() && i < gradients.size(); ++i) {
     if (!edges[i].is_valid() || !gradients[i].defined()) continue;

@@ -9,7 +9,7 @@ namespace zero::train {
 
 namespace {
 
-/// Says how a number differs from the `usual` one; empty where it does not.
+/// Says how a number differs from the `usual` one; an empty text if it does not.
 std::string changed(std::string_view what, double now, double usual) {
   constexpr double kNotable = 2;
   if (!(usual > 0) || !(now > 0)) return {};
@@ -30,7 +30,7 @@ std::string LossSpikes::add(const LossSample& sample, const std::vector<float>& 
     const bool spike = sample.loss > mean + kDeviations * deviation && sample.loss > kTimes * mean;
     spikes_ = spike ? spikes_ + 1 : 0;
     if (spike && spikes_ <= kWindow) return told_of(sample, mean, deviation, losses, ranks);
-    if (spike) {  // the level has changed: it is learnt anew
+    if (spike) {  // the level has changed, so the window begins anew
       count_ = 0;
       spikes_ = 0;
     }

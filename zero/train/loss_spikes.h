@@ -1,4 +1,4 @@
-// Notices losses that leave what the steps before had.
+// Notices losses that are far above those of the steps before.
 #pragma once
 
 #include <array>
@@ -12,28 +12,30 @@ namespace zero::train {
 /// A step's loss, and the numbers that may have changed with it.
 struct LossSample {
   double loss = 0;
-  /// The gradient norm of the update before, which made the weights that this loss is of.
+  /// The gradient norm of the update before, which made the weights of this loss.
   double grad_norm = 0;
-  double loss_scale = 0;  ///< 0 where losses are not scaled
+  double loss_scale = 0;  ///< 0 if losses are not scaled
   double lr = 0;
 };
 
-/// The mean and deviation of the last kWindow losses. All ranks that add the same numbers decide
-/// alike.
+/// Keeps the last kWindow losses with their mean and deviation. All ranks that add the same numbers
+/// decide alike.
 class LossSpikes {
  public:
   static constexpr size_t kWindow = 32;
-  /// A loss is a spike that is so many standard deviations above the mean, and so many times it.
+  /// A loss is a spike if it is this many standard deviations above the mean, and this many times
+  /// the mean.
   static constexpr double kDeviations = 6;
   static constexpr double kTimes = 1.1;
 
-  /// Adds a step. Where its loss is a spike, returns a sentence that says what changed with it, and
-  /// forgets the loss, so that the next one is compared with those before; otherwise nothing. Of
-  /// `losses`, by micro-batch and then by rank, of `ranks` ranks, the highest is named. The first
-  /// kWindow steps are never spikes; after as many spikes in a row the new level is the usual one.
+  /// Adds a step. If its loss is a spike, returns a sentence that says what changed with it, and
+  /// forgets the loss, so that the next one is compared with those before; otherwise returns an
+  /// empty text. `losses` are those of `ranks` ranks, by micro-batch and then by rank; the sentence
+  /// names the highest. The first kWindow steps are never spikes. After kWindow spikes in a row the
+  /// new level is the usual one.
   std::string add(const LossSample& sample, const std::vector<float>& losses, int ranks);
 
-  /// Return what is remembered, the oldest first, for a checkpoint; and set it to what was there.
+  /// Return the samples, the oldest first, for a checkpoint; and set them to those of one.
   std::vector<LossSample> samples() const;
   void restore(const std::vector<LossSample>& samples);
 
@@ -42,7 +44,7 @@ class LossSpikes {
                       const std::vector<float>& losses, int ranks) const;
 
   std::array<LossSample, kWindow> samples_{};
-  size_t count_ = 0;   // of all that were added
+  size_t count_ = 0;   // the number of losses that were added
   size_t spikes_ = 0;  // in a row
 };
 

@@ -47,7 +47,8 @@ Measuring::Session::~Session() {
 
 void Measuring::measure_products() {
   if (!run_.options.flops_profiler.enabled) return;
-  comm::agree_on_rank_zero(*run_.group, "Measuring matrix products", [] {});  // begin together
+  comm::agree_on_rank_zero(*run_.group, "Measuring matrix products", [] {});  // so that all begin
+                                                                              // together
   try {
     const auto& config = run_.engine->config();
     product_speed_ = best_product_speed(config.autocast_dtype().value_or(config.parameter_dtype()),

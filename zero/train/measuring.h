@@ -16,10 +16,10 @@ namespace zero::train {
 
 class Measuring {
  public:
-  /// Steps count from `first_step`, that of this start of the run. `run` outlives this.
+  /// Counts steps from `first_step`, the first step of this start of the run. `run` outlives this.
   Measuring(Run& run, int64_t first_step);
 
-  /// While it lives, collectives and phases of steps are timed as the options ask for.
+  /// While it lives, collectives and phases of steps are timed if the options ask for it.
   class Session {
    public:
     /// Measures matrix products, for `flops_profiler`. Collective.
@@ -35,13 +35,13 @@ class Measuring {
   void begin_step(int64_t step);
   /// Says that the step's passes have ended.
   void end_passes();
-  /// Adds what was measured to the report of the step.
+  /// Adds the measurements to the report of the step.
   void end_step(StepReport& report);
   /// Returns this rank's times in the step before, for StepExchange.
   RankTime last_time() const { return last_time_; }
 
-  /// Returns whether there is a profile to be written. It is kept until the step after it has
-  /// ended, and with that step what it had left under way.
+  /// Returns whether there is a profile to be written. It stays until the next step has ended,
+  /// which completes the work that the profiled step has left under way.
   bool has_profile() const { return profile_.has_value(); }
   /// Writes the profile, and reports it. Collective.
   void write_profile();
@@ -62,7 +62,7 @@ class Measuring {
   double disk_before_ = 0;
   RankTime last_time_{};
   std::optional<StepProfile> profile_;
-  std::unique_ptr<FlopsProfiler> flops_;  ///< of the step that it counts
+  std::unique_ptr<FlopsProfiler> flops_;  ///< lives in the step that it counts
   double product_speed_ = 0;              ///< FLOP/s of matrix products; 0: not measured
 };
 

@@ -55,8 +55,8 @@ inline constexpr std::array<Metric, 21> kMetrics{{{"Train/Samples/train_loss", t
 inline constexpr size_t kStepMetrics = kMetrics.size() - 1;
 inline constexpr size_t kValidationLoss = kStepMetrics;
 
-/// Returns the values of a step in the order of kMetrics. The loss scale is empty where losses are
-/// not scaled, the breakdown without wall_clock_breakdown.
+/// Returns the values of a step in the order of kMetrics. The loss scale is empty if losses are not
+/// scaled, and the breakdown without wall_clock_breakdown.
 inline std::array<std::optional<double>, kStepMetrics> values_of(const StepReport& report) {
   std::optional<double> scale;
   if (report.loss_scale != 0) scale = report.loss_scale;
@@ -71,7 +71,7 @@ inline std::array<std::optional<double>, kStepMetrics> values_of(const StepRepor
   return values;
 }
 
-/// Returns where a run is on a metric's axis after `step`.
+/// Returns the position of a run on a metric's axis after `step`.
 inline int64_t position(const Metric& metric, const RunInfo& run, int64_t step) {
   return metric.by_samples ? run.first_sample + (step - run.first_step + 1) * run.samples_per_step()
                            : step;

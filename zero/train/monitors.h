@@ -12,9 +12,8 @@
 
 namespace zero::train {
 
-/// Throws ConfigError where a monitor's folder cannot be made or written, or where it holds an
-/// earlier run's files and neither `overwrite` nor `resume` says what to do with them. Changes
-/// nothing.
+/// Throws ConfigError if a monitor's folder cannot be made or written, or if it holds an earlier
+/// run's files and neither `overwrite` nor `resume` says what to do with them. Changes nothing.
 void check_monitors(const Options& options);
 
 /// Makes the monitors and their folders. Throws ConfigError.

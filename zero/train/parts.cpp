@@ -24,8 +24,8 @@ bool same_contents(const std::filesystem::path& a, const std::filesystem::path& 
   return read_file(a, fail<DataError>) == read_file(b, fail<DataError>);
 }
 
-/// Throws DataError where a token of one data set is not known to mean the same in the other. Token
-/// files that do not say what they are pass.
+/// Throws DataError if a token of one data set may have another meaning in the other. Token files
+/// that do not name their tokenizer pass.
 void check_same_tokens(const Options& options, const Dataset& training, const Dataset& validation) {
   const bool told = training.vocab_size > 0 && validation.vocab_size > 0;
   const bool same = training.by_bytes == validation.by_bytes &&
@@ -104,7 +104,7 @@ StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, i
   const auto& options = settings.program;
   const auto bytes =
       sizes.activation_bytes(micro_batch_of(options) * options.seq, config.parameter_bytes());
-  // A recomputed layer keeps its input alone; the one that is computed again has all of its own.
+  // A recomputed layer keeps only its input; the layer that is computed again has all of its own.
   const auto& recompute = settings.model.activation_checkpointing;
   const int64_t every = config.layer_major_accumulation ? 1 : recompute.every.value_or(0);
   const int64_t again = every > 0 ? at::ceil_div(sizes.layers(), every) : 0;

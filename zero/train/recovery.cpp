@@ -22,12 +22,12 @@ void Recovery::end_step(int64_t step, bool updated, double grad_norm) {
 // --- Numbers that are not finite ---
 
 // Note [A step that is not finite]
-// Where a loss is infinite or NaN, or a gradient that no loss scale accounts for, nothing was
-// updated. So the step can be run again with every operator watched: the same tokens, random
-// numbers and weights, and backward with the same collectives; then its gradients are dropped.
-// Where no rank's operators, losses and gradients show anything, the sum over ranks and
-// micro-batches is left as the cause. `detect_anomaly` watches from the start, for what does not
-// come twice and for steps that cannot be run again.
+// If a loss is infinite or NaN, or a gradient that no loss scale accounts for, nothing was updated.
+// So the step can be run again with every operator watched: with the same tokens, random numbers
+// and weights, and with the same collectives in backward. Then its gradients are dropped. If no
+// rank's operators, losses and gradients show a cause, it must be the sum over ranks and
+// micro-batches. `detect_anomaly` watches from the start, for numbers that do not come twice and
+// for steps that cannot be run again.
 std::string Recovery::find_anomaly(int64_t step) {
   const bool watches = watch_.has_value();
   if (watches) {
@@ -100,8 +100,8 @@ Recovery::Verdict Recovery::judge(int64_t step, float loss, const std::vector<fl
   return verdict;
 }
 
-/// Returns the step of the newest checkpoint that is old enough. Rank 0 looks, as it alone removes
-/// checkpoints.
+/// Returns the step of the newest checkpoint that is old enough. Rank 0 looks for it, since rank 0
+/// alone removes checkpoints.
 std::optional<int64_t> Recovery::rewind_target(int64_t spike) {
   int64_t found = -1;
   if (run_.group->rank() == 0)
@@ -124,9 +124,9 @@ std::optional<int64_t> Recovery::rewind_target(int64_t spike) {
 }
 
 // Note [Going back]
-// Weights, states, the schedule and the losses that are remembered are the checkpoint's; the data
-// go on. The checkpoint's record then says so too, in one piece, before anything newer is removed:
-// a run that is killed and resumed does not meet the same data again.
+// Weights, states, the schedule and the remembered losses become the checkpoint's; the data go on.
+// The checkpoint's record is changed accordingly, in one piece, before anything newer is removed.
+// So a run that is killed and resumed does not meet the same data again.
 RewindReport Recovery::rewind(int64_t from, int64_t to) {
   RewindReport report{.from = from, .to = to, .sample = run_.task->position().sample};
   auto then = progress_at(run_.folder, to);

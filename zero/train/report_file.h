@@ -1,4 +1,4 @@
-// A file to which a monitor appends, and what such files say of themselves.
+// A file to which a monitor appends; and the machine's name and the time, for such files.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace zero::train {
 
 class ReportFile {
  public:
-  /// Opens or creates it, and keeps what it holds. `what` it is, in errors: "the log". Throws
-  /// ConfigError.
+  /// Opens or creates the file, and keeps its contents. `what` names it in errors: "the log".
+  /// Throws ConfigError.
   ReportFile(std::string path, std::string_view what);
 
   const std::string& path() const { return path_; }
   /// Appends at once, so that a crash leaves whole pieces behind. Throws Error that names the file.
   void write(std::string_view bytes);
-  /// Removes what it holds; a device or a pipe keeps nothing that could be removed. Throws Error.
+  /// Removes the contents; a device or a pipe has none that could be removed. Throws Error.
   void clear();
 
  private:
@@ -36,7 +36,7 @@ void cut_file(const std::filesystem::path& path, uintmax_t bytes, std::string_vi
               std::string_view place);
 
 double seconds_since_1970();
-/// Returns the name of this machine; "localhost" where it has none.
+/// Returns the name of this machine; "localhost" if it has none.
 std::string host_name();
 
 }  // namespace zero::train

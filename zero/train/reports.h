@@ -26,7 +26,7 @@ class Reports {
       failure_ = std::current_exception();
     }
   }
-  /// Passes on what a monitor throws.
+  /// Passes on an exception of a monitor.
   void tell_or_throw(const std::function<void(Monitor&)>& what) {
     for (auto& monitor : monitors_) what(*monitor);
   }

@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The options that concern the folder, or one start of the run, and not the run itself.
+/// The options that concern the folder, or one start of the run, but not the run itself.
 constexpr std::array kFolderOptions{"out",         "overwrite", "resume",
                                     "resume_from", "profile",   "profile_step"};
 
@@ -47,7 +47,7 @@ Json parse_record(const std::string& text, const std::filesystem::path& checkpoi
                                     checkpoint.string()));
 }
 
-/// The record of a checkpoint whose files are there.
+/// Returns the record of a checkpoint whose files are there.
 std::string read_record(const std::filesystem::path& checkpoint) {
   if (!has_manifest(checkpoint)) {
     const auto earlier = checkpoint / RunFolder::kEarlierMarker;
@@ -80,7 +80,7 @@ Json to_json(const std::vector<LossSample>& samples) {
   return array;
 }
 
-/// Each value that differs, as "key old -> new"; sections are gone through.
+/// Adds each value that differs, as "key old -> new", also in sections.
 void add_differences(std::vector<std::string>& changes, const Json& before, const Json& now,
                      const std::string& prefix) {
   const auto text = [](const Json& object, const std::string& key) {
@@ -114,7 +114,7 @@ std::vector<std::string> differences(const std::string& before, const std::strin
 
 namespace {
 
-/// The sizes alone: with what a run may change set to the same.
+/// Returns the sizes alone: values that a run may change are set to the same.
 Json sizes_of(const std::string& model, const std::string& source) {
   const auto sizes = language_model_config_from_json(model, source);
   sizes->set_dropout(0);
@@ -135,15 +135,15 @@ void check_same_model(const std::filesystem::path& checkpoint, const Json& saved
   }
 }
 
-/// Returns whether two sections `optimizer` are of one kind: keys that one leaves out are then the
-/// other's.
+/// Returns whether two sections `optimizer` are of one kind. If they are, one takes the keys that
+/// it leaves out from the other.
 bool is_same_kind(const Json& saved, const Json& given) {
   if (!saved.is_object() || !given.is_object()) return false;
   try {
     fields::Report report(true);
     const Json kind{{"type", given.value("type", "AdamW")}};
     return optim::name(fields::read_optimizer(kind, report)) == saved.value("type", "");
-  } catch (const Error&) {  // said where the whole is read
+  } catch (const Error&) {  // the whole section is read elsewhere, with an error
     return false;
   }
 }
@@ -236,7 +236,7 @@ Options with_auto_resume(Options options, bool restarted) {
 
 namespace {
 
-/// The step that these options name; none where they name a folder, or nothing.
+/// Returns the step that these options name; none if they name a folder, or nothing.
 std::optional<int64_t> named_step(const Options& options) {
   int64_t step = 0;
   const auto& text = options.resume_from;
@@ -313,7 +313,7 @@ ResumePoint resume_point(const Source& source, const RunSettings& run) {
                                   path.string(), option, there, here, option, there));
   };
   return reading(path, [&] {
-    if (!has_manifest(path)) {  // of an earlier version
+    if (!has_manifest(path)) {  // a checkpoint of an earlier version
       expect("world_size", "--nproc", run.ranks);
       expect("stage", "--stage", run.settings.engine.stage);
       expect("unit_bytes", "--bucket-size", run.settings.engine.unit_bytes);

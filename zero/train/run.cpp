@@ -45,8 +45,8 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   const auto sizes = model_config(options, data);
   const int64_t parameters = sizes->parameter_count();
   check_budget(config, parameters, group.size());
-  // The model is built on disk where its parameters will live there, or where it does not fit in
-  // memory while it is whole.
+  // The model is built on disk if its parameters will live there, or if it does not fit in memory
+  // as a whole.
   const double whole = bytes_to_build(parameters, group);
   const bool on_disk =
       config.offload_param.device == OffloadDevice::nvme ||
@@ -60,7 +60,8 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   return model;
 }
 
-/// Weight decay acts on matrices alone, and not on biases and norms, unless `decay_all`.
+/// Makes the groups: weight decay acts on matrices alone, and not on biases and norms, unless
+/// `decay_all`.
 std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model, const Config& config,
                                              bool decay_all) {
   const Optimizer optimizer = config.optimizer.value_or(Optimizer(kDefaultOptimizer));
@@ -107,7 +108,7 @@ void open_folder(Run& run, std::vector<std::unique_ptr<Monitor>> more) {
   if (run.group->topology().hosts > 1 && options.save_every) check_shared(*run.group, run.folder);
 }
 
-/// Returns the settings with the tiers that the memory budget chooses, and why it chose them.
+/// Returns the settings with the tiers that the memory budget chooses, and the reason.
 std::pair<Settings, std::string> with_tiers(Settings settings, const Dataset& data,
                                             comm::Group& group) {
   auto size = step_size(settings, *model_config(settings.program, data), group.size());

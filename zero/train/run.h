@@ -1,5 +1,5 @@
-// The parts of a training run: made from its settings, and shared by what trains, recovers and
-// samples.
+// The parts of a training run. They are made from its settings, and shared by the code that trains,
+// recovers and samples.
 #pragma once
 
 #include <memory>
@@ -29,17 +29,17 @@ inline constexpr int64_t kDefaultMicroBatch = 8;
 /// Returns whether a schedule can cycle the optimizer's momentum: Engine::set_betas.
 bool has_betas(const Optimizer& optimizer);
 
-/// Checks what needs neither data nor ranks nor folders: the model, its schedule, and options that
-/// must go together. Throws ConfigError.
+/// Checks the settings that need neither data nor ranks nor folders: the model, its schedule, and
+/// options that must go together. Throws ConfigError.
 void check_options(const Settings& settings);
 
-/// Checks what one process can check before ranks are started: options, data, output folder, the
-/// memory budget. Changes nothing, but makes the output folder once all else is well. Throws
-/// ConfigError, DataError or OutOfMemory.
+/// Makes the checks that one process can make before ranks are started: options, data, output
+/// folder, the memory budget. Changes nothing, except that it makes the output folder once all else
+/// is well. Throws ConfigError, DataError or OutOfMemory.
 void check_run(const Settings& settings, int ranks);
 
 /// The parts of a run. They are made in this order; all ranks give equal arguments. Collective.
-/// Throws as Trainer's constructor says.
+/// Throws as Trainer's constructor does.
 struct Run {
   Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
       std::vector<std::unique_ptr<Monitor>> more);
@@ -62,11 +62,12 @@ struct Run {
   Dataset data;
   optim::Schedule schedule;
   std::string tiers_reason;  ///< which states a memory budget puts on disk, and why
-  std::shared_ptr<ActivationStore> activations;  ///< null: they stay where they are
+  std::shared_ptr<ActivationStore> activations;  ///< null: activations stay where they are
   std::unique_ptr<LanguageModel> model;
   std::optional<Engine> engine;
   std::unique_ptr<Task> task;
-  /// The rate of each parameter group over the schedule's: not 1 for what Muon leaves to AdamW.
+  /// The rate of each parameter group over the schedule's. It is not 1 for parameters that Muon
+  /// leaves to AdamW.
   std::vector<double> rate_factors;
 };
 

@@ -30,7 +30,7 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return paths;
 }
 
-/// The number of a file that is called by `before`, a number and `after`.
+/// Returns the number in a file name that consists of `before`, a number and `after`.
 std::optional<int64_t> number_between(const fs::path& file, std::string_view before,
                                       std::string_view after = "") {
   const std::string name = file.filename();
@@ -44,7 +44,7 @@ std::optional<int64_t> number_between(const fs::path& file, std::string_view bef
   return number;
 }
 
-/// The steps of all checkpoints in `folder`, whole or not.
+/// Returns the steps of all checkpoints in `folder`, whole or not.
 std::vector<int64_t> checkpoint_steps(const fs::path& folder) {
   std::vector<int64_t> steps;
   for (const auto& path : entries(folder)) {
@@ -53,9 +53,9 @@ std::vector<int64_t> checkpoint_steps(const fs::path& folder) {
   return steps;
 }
 
-/// The folder itself, or the nearest one above it that exists.
+/// Returns the folder itself, or the nearest one above it that exists.
 fs::path nearest_existing(fs::path path) {
-  std::error_code error;  // what cannot be looked at counts as absent
+  std::error_code error;  // a path that cannot be looked at counts as absent
   path = fs::absolute(path, error);
   while (!fs::exists(path, error) && path.has_relative_path()) path = path.parent_path();
   return path;
@@ -83,7 +83,7 @@ void check_folder(const fs::path& path, std::string_view what, std::string_view 
 void RunFolder::check(bool overwrite, bool resume) const {
   check_folder(path_, "The option 'out'", "Give another --out.");
   std::error_code error;
-  // An empty log is of a run that was refused.
+  // An empty log belongs to a run that was refused.
   const bool has_log = fs::exists(log(), error) && !fs::is_empty(log(), error);
   if (!has_log && !resume && fs::exists(model_config(), error)) {
     throw ConfigError(
@@ -143,11 +143,11 @@ int64_t RunFolder::checkpoint_bytes(int64_t step) const {
 
 void RunFolder::cut_log(int64_t step) const {
   std::error_code error;
-  if (!fs::is_regular_file(log(), error)) return;  // a pipe, say, keeps nothing
+  if (!fs::is_regular_file(log(), error)) return;  // a device or a pipe keeps nothing
   std::ifstream file(log(), std::ios::binary);
   uintmax_t kept = 0;
   bool beyond = false;
-  std::string rewinds;  // are of the whole run
+  std::string rewinds;  // lines that stay, since they are about the whole run
   for (std::string line; std::getline(file, line) && !file.eof();) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
     if (object.is_object()) {
@@ -181,7 +181,7 @@ void RunFolder::remove_left_overs() const {
 void RunFolder::keep_checkpoints(const std::function<bool(int64_t step)>& keep) const {
   for (const int64_t step : checkpoint_steps(path_)) {
     if (keep(step)) continue;
-    // The file that says that it is whole goes first.
+    // The file that marks the checkpoint as whole goes first.
     std::error_code ignored;
     for (const char* marker : {Manifest::kFile, kEarlierMarker})
       fs::remove(checkpoint(step) / marker, ignored);

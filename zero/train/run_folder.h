@@ -12,8 +12,8 @@
 
 namespace zero::train {
 
-/// Throws ConfigError where `path` is no folder that can be written, nor one that can be made:
-/// `what` it is of, and the `remedy`. Changes nothing.
+/// Throws ConfigError if `path` is neither a folder that can be written nor one that can be made.
+/// The message has `what` the folder is for, and the `remedy`. Changes nothing.
 void check_folder(const std::filesystem::path& path, std::string_view what,
                   std::string_view remedy);
 
@@ -24,13 +24,13 @@ class RunFolder {
   std::filesystem::path log() const { return path_ / "log.jsonl"; }
   std::filesystem::path model() const { return path_ / "model.safetensors"; }
   std::filesystem::path model_config() const { return path_ / "config.json"; }
-  /// The folder of the checkpoint after `step`; whole once it holds its manifest, which is written
-  /// last, or `kEarlierMarker`, as earlier versions have it.
+  /// Returns the folder of the checkpoint after `step`. It is whole once it holds its manifest,
+  /// which is written last, or `kEarlierMarker`, in the form of earlier versions.
   std::filesystem::path checkpoint(int64_t step) const;
   static constexpr const char* kEarlierMarker = "train.json";
 
-  /// Throws ConfigError where the folder cannot serve: it is a file, it cannot be written, it holds
-  /// a config.json that is not a run's, or it holds an earlier run and neither `overwrite` nor
+  /// Throws ConfigError if the folder cannot serve: it is a file, it cannot be written, it holds a
+  /// config.json that is not a run's, or it holds an earlier run and neither `overwrite` nor
   /// `resume` says what to do with it. Changes nothing.
   void check(bool overwrite, bool resume) const;
   /// Makes the folder if absent. Throws ConfigError.
@@ -38,17 +38,17 @@ class RunFolder {
 
   /// Returns the steps of all whole checkpoints, in order.
   std::vector<int64_t> checkpoints() const;
-  /// The step of the newest whole checkpoint, or of the newest of step `most` or before.
+  /// Returns the step of the newest whole checkpoint, or of the newest of step `most` or before.
   std::optional<int64_t> last_checkpoint(int64_t most = std::numeric_limits<int64_t>::max()) const;
   /// Returns the bytes of all files of a checkpoint.
   int64_t checkpoint_bytes(int64_t step) const;
-  /// Removes all checkpoints but those of steps for which `keep` is true.
+  /// Removes all checkpoints except those of steps for which `keep` is true.
   void keep_checkpoints(const std::function<bool(int64_t step)>& keep) const;
   /// Ends the log before its first line of a later step than `step`, and removes a last line that
-  /// is not whole: a run that goes on from there writes them again. That training has gone back
-  /// stays. Throws CheckpointError.
+  /// is not whole: a run that goes on from there writes them again. Lines that say that training
+  /// has gone back stay. Throws CheckpointError.
   void cut_log(int64_t step) const;
-  /// Removes what a run that was killed while it saved has left half-written.
+  /// Removes half-written files of a run that was killed while it saved.
   void remove_left_overs() const;
 
  private:

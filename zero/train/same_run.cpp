@@ -25,12 +25,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Places on a host, and what only its own work depends on. (The engine compares its own: folders
-// for states, too.)
+// These are places on a host, and options on which only the host's own work depends. (The engine
+// compares its own settings, and folders for states.)
 constexpr std::array kOfAHost{"out",      "overwrite", "resume_from", "data",
                               "val_data", "model",     "threads"};
 
-// Hashes the ends alone, which are read at once: a few tokens tell one text from another.
+// Hashes only both ends, which are read at once: a few tokens tell one text from another.
 uint64_t checksum(const TokenRange& range) {
   constexpr int64_t kTokens = 4096;
   std::vector<int64_t> tokens(static_cast<size_t>(std::min(kTokens, range.size())));
@@ -46,8 +46,8 @@ Json json_of(const RunSettings& run, const Dataset& data) {
   auto settings = Json::parse(run.settings.dump());
   auto& options = settings.at("train");
   for (const char* key : kOfAHost) options.erase(key);
-  // Hosts may name profile and model differently: that there is a profile counts, and the model's
-  // sizes.
+  // Hosts may name profile and model differently, so only the presence of a profile counts, and the
+  // model's sizes.
   options["profile"] = !run.settings.program.profile.empty();
   const auto tokens = [](const TokenRange& range) -> Json {
     if (range.size() == 0) return 0;
@@ -79,7 +79,7 @@ void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& d
 }
 
 void check_shared(comm::Group& group, const RunFolder& folder) {
-  // Nobody has looked for the name before: file systems remember also what was not there.
+  // Nobody has looked for this name before: file systems remember names that were not there.
   const comm::FixedText<40> token(comm::random_token());
   const auto tokens = comm::gather_records(group, token, "a file to look for");
   const auto file = folder.log().parent_path() / fmt::format(".seen-{}", tokens.front().view());

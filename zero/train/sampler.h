@@ -7,9 +7,9 @@
 
 namespace zero::train {
 
-/// Generates `sample_tokens` from the prompt, fewer where `stop`, which is asked on all ranks
-/// alike, says so meanwhile, and reports them: token numbers where the data does not say how to
-/// decode them. Collective.
+/// Generates `sample_tokens` from the prompt and reports them; as token numbers if the data does
+/// not say how to decode them. Generates fewer if `stop`, which gives all ranks the same answer,
+/// returns true meanwhile. Collective.
 void sample(Run& run, const std::function<bool()>& stop);
 
 }  // namespace zero::train

@@ -7,7 +7,7 @@
 namespace zero::train {
 namespace {
 
-/// Numbers of a rank that are no losses: signal, failure, save, and two times.
+/// The numbers of a rank besides losses: signal, failure, save, and two times.
 constexpr int64_t kOthers = 5;
 
 }  // namespace
@@ -45,7 +45,7 @@ StepExchange::Result StepExchange::exchange(const std::vector<float>& losses, in
     times_[static_cast<size_t>(rank)] = {of_rank(rank)[k + 3], of_rank(rank)[k + 4]};
   }
   if (times_.front().busy_ms > 0) result.slow = stragglers_.add(times_);
-  // The order of additions is the same at every stage, so that the mean is, bit for bit.
+  // The order of additions is the same at every stage, so the mean is the same bit for bit.
   double sum = 0;
   for (int64_t i = 0; i < k; ++i) {
     for (int rank = 0; rank < group_.size(); ++rank) {

@@ -18,7 +18,7 @@ class StepExchange {
  public:
   struct Result {
     float mean_loss = 0;         ///< over ranks and micro-batches
-    int stop_signal = 0;         ///< that any rank has received
+    int stop_signal = 0;         ///< a signal that any rank has received
     bool report_failed = false;  ///< a rank's monitors have failed
     bool save_over = false;      ///< a save in the background is written, or has failed on a rank
     std::string slow;            ///< a sentence that names slow ranks; empty: none
@@ -26,8 +26,8 @@ class StepExchange {
 
   StepExchange(comm::Group& group, int64_t micro_batches);
 
-  /// `losses` are this rank's, by micro-batch; `time` is of its step before. The result is the same
-  /// on all ranks. Collective.
+  /// Exchanges the numbers. `losses` are this rank's, by micro-batch; `time` is of its step before.
+  /// The result is the same on all ranks. Collective.
   Result exchange(const std::vector<float>& losses, int stop_signal, bool report_failed,
                   SaveProgress save, RankTime time);
   /// Returns the losses of all ranks, by micro-batch and then by rank.

@@ -14,7 +14,8 @@
 namespace zero::train {
 namespace {
 
-/// Returns the same layers, each of which casts by itself: the backward passes between them do not.
+/// Returns the same layers, each with a cast of its own, since the backward passes between them
+/// have none.
 LayerSequence cast(LayerSequence model, std::optional<at::ScalarType> dtype,
                    c10::DeviceType device) {
   if (!dtype) return model;
@@ -40,7 +41,7 @@ at::Tensor scaled(const at::Tensor& loss, double factor) {
   return factor == 1 ? loss : loss * factor;
 }
 
-/// Draws a seed afresh for each step and rank, so that dropout in a resumed run is that of an
+/// Returns a new seed for each step and rank, so that dropout in a resumed run is that of an
 /// uninterrupted one.
 uint64_t dropout_seed(int64_t seed, int64_t step, int rank) {
   uint64_t x = static_cast<uint64_t>(seed) * 0x9e3779b97f4a7c15u +
@@ -50,8 +51,7 @@ uint64_t dropout_seed(int64_t seed, int64_t step, int rank) {
   return x * 0xd6e8feb86659fd93u;
 }
 
-/// Returns the result of `pass`. An error of a device that is full gets a sentence on what would
-/// help.
+/// Returns the result of `pass`. If a device is full, the error gets a sentence with a remedy.
 template <class Pass>
 auto explained(const Engine& engine, const Pass& pass) {
   try {
@@ -101,7 +101,7 @@ std::vector<double> StepPasses::factors_of(const std::vector<Batch>& batches) co
 
 void StepPasses::pass_one_by_one(StepWatch* watch) {
   auto& engine = *run_.engine;
-  // The whole step's batches are needed beforehand where their weights differ.
+  // If their weights differ, the whole step's batches are needed first.
   std::vector<Batch> batches;
   if (!run_.task->step_weight()) {
     for (size_t i = 0; i < losses_.size(); ++i) batches.push_back(run_.task->next());

@@ -8,18 +8,17 @@
 namespace zero::train {
 
 /// While one of these lives, the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 (which batch systems send
-/// before a time limit) only asks the training loop to
-/// stop after the step, sequence of a validation or token of a sample that is under way; the second
-/// has its usual effect. One that the process ignores (nohup, a shell's background jobs) stays
-/// ignored. One at a time in a process, made and ended by its main thread, which is the one that
-/// signals interrupt.
+/// before a time limit) only asks the training loop to stop after the step, sequence of a validation
+/// or token of a sample that is under way. The second has its usual effect. A signal that the
+/// process ignores (nohup, a shell's background jobs) stays ignored. A process may have one at a
+/// time. Its main thread, which is the one that signals interrupt, must make and end it.
 class StopSignals {
  public:
   StopSignals();
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  /// The signal that came, or 0.
+  /// Returns the signal that came, or 0.
   int received() const;
 
  private:

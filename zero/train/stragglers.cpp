@@ -8,7 +8,7 @@ namespace zero::train {
 
 namespace {
 
-/// The middle one; the mean of the two of an even count.
+/// Returns the middle value; for an even count the mean of the two in the middle.
 double median(std::span<float> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -14,19 +14,19 @@ struct RankTime {
   float disk_ms = 0;  ///< waiting for its disk
 };
 
-/// Compares the ranks over windows of kWindow steps, each by the median of its steps, so that a few
-/// slow steps of one (a page that came late) say nothing. Reserves its memory at construction.
+/// Compares the ranks over windows of kWindow steps. Each counts by the median of its steps, so
+/// that a few slow steps (a page that came late) say nothing. Reserves its memory at construction.
 class Stragglers {
  public:
   static constexpr size_t kWindow = 16;
-  /// A rank is slow that takes so many times as long as the middle one of the others.
+  /// A rank is slow if it takes this many times as long as the middle one of the others.
   static constexpr double kSlow = 1.2;
 
   /// `ranks_a_host` consecutive ranks are on one host; 0: one host.
   explicit Stragglers(int ranks, int ranks_a_host = 0);
 
-  /// The times of all ranks in one step. Where a window ends, and a rank is slow that was not in
-  /// the window before, returns a sentence that names all that are; otherwise nothing.
+  /// Adds the times of all ranks in one step. If a window ends, and a rank is slow that was not in
+  /// the window before, returns a sentence that names all slow ranks; otherwise an empty text.
   std::string add(std::span<const RankTime> times);
 
  private:

@@ -1,4 +1,4 @@
-// The task of a run stands between its data and its model.
+// A task of a run stands between its data and its model.
 //
 // Note [Tasks]
 // A task makes micro-batches of its data and turns each into a loss. The trainer knows neither: it
@@ -12,11 +12,11 @@
 //   classification     tokens, labels, padding                 sequences
 //   fine-tuning        tokens, targets, document boundaries    the answers' tokens
 //
-// Weights. The loss of a step is the sum over everything that is supervised in it, on all ranks and
-// in all micro-batches, divided by its number. The engine averages micro-batches with equal weights
-// 1/(N k), so each mean is multiplied by  weight N k / (weight of the whole step)  first
-// (loss_factor). Where every micro-batch supervises as much, as a language model's do, the factor
-// is 1 and nothing is multiplied.
+// Weights. The loss of a step is the sum over all tokens or sequences that are supervised in it, on
+// all ranks and in all micro-batches, divided by their number. The engine averages micro-batches
+// with equal weights 1/(N k), so each mean is multiplied by  weight N k / (weight of the whole
+// step)  first (loss_factor). If every micro-batch supervises equally many, as a language model's
+// do, the factor is 1 and nothing is multiplied.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@
 
 namespace zero::train {
 
-/// One rank's micro-batch. The task alone knows what its tensors mean.
+/// One rank's micro-batch. Only the task knows the meaning of its tensors.
 using Batch = std::vector<at::Tensor>;
 
 class Task {
@@ -45,13 +45,13 @@ class Task {
 
   /// Returns this rank's next micro-batch, in host memory. Throws DataError.
   virtual Batch next() = 0;
-  /// Returns where all ranks are in the data; `restore` goes on there. Throws DataError for a
-  /// position in other data.
+  /// Return the position of all ranks in the data, and go on there. `restore` throws DataError for
+  /// a position in other data.
   virtual LoaderState position() const = 0;
   virtual void restore(const LoaderState& position) = 0;
 
-  /// Returns the number of batches of a validation, over all ranks; 0 where there is none. Each is
-  /// passed by itself, so that the result depends neither on ranks nor on the micro-batch.
+  /// Returns the number of batches of a validation, over all ranks; 0 if there is none. Each batch
+  /// is passed by itself, so that the result depends neither on ranks nor on the micro-batch.
   virtual int64_t validation_batches() const = 0;
   /// Returns the number of tokens of a validation.
   virtual int64_t validation_tokens() const = 0;
@@ -60,18 +60,19 @@ class Task {
 
   // --- Weights ---
 
-  /// Returns how much a batch supervises: its loss is the mean over so many tokens or sequences.
-  /// Tasks choose the unit.
+  /// Returns how much a batch supervises: the number of tokens or sequences that its loss is the
+  /// mean of. Tasks choose the unit.
   virtual double weight(const Batch& batch) const = 0;
-  /// Returns the weight of all micro-batches of all ranks in a step where it is always the same;
-  /// none: the ranks add the weights up in every step.
+  /// Returns the weight of all micro-batches of all ranks in a step, if it is always the same;
+  /// otherwise nothing, and the ranks add the weights up in every step.
   virtual std::optional<double> step_weight() const = 0;
 
   // --- Model ---
 
   /// Returns the mean loss of a batch, which lies on the model's device: a scalar in fp32.
   virtual at::Tensor loss(const Batch& batch) = 0;
-  /// Returns the model as layers, for micro-batches that pass together: `loss` of each.
+  /// Returns the model as layers, for micro-batches that pass together; they give the `loss` of
+  /// each.
   virtual LayerSequence layers(std::vector<Batch> batches) = 0;
 };
 
@@ -81,7 +82,7 @@ inline double loss_factor(double weight, double total, int64_t micro_batches) {
   return weight * static_cast<double>(micro_batches) / total;
 }
 
-/// Returns the batch on a device. The copies run beside what the device still does.
+/// Returns the batch on a device. The copies run beside the device's earlier work.
 inline Batch on_device(Batch batch, c10::Device device) {
   if (device.is_cpu()) return batch;
   for (auto& tensor : batch) tensor = tensor.pin_memory().to(device, /*non_blocking=*/true);

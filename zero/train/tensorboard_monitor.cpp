@@ -1,9 +1,9 @@
 // Note [Event files]
-// An event file is records of TensorFlow's TFRecord format (tensorflow.org, "TFRecord and
-// tf.train.Example"): the length of a message in 8 bytes, a masked CRC-32C of these, the message, a
-// masked CRC-32C of it. Each message is an Event (tensorboard/compat/proto/event.proto and
-// summary.proto, tensor.proto): the first tells the version, one more each step has the curves by
-// steps, and one those by samples.
+// An event file is a sequence of records of TensorFlow's TFRecord format (tensorflow.org, "TFRecord
+// and tf.train.Example"): the length of a message in 8 bytes, a masked CRC-32C of the length, the
+// message, and a masked CRC-32C of the message. Each message is an Event
+// (tensorboard/compat/proto/event.proto and summary.proto, tensor.proto). The first one has the
+// version. Each step adds one with the curves by steps, and one with those by samples.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -70,7 +70,7 @@ uint64_t read_little_endian(std::string_view bytes) {
   return value;
 }
 
-/// Returns the tag of the first value in a summary; empty where it has none.
+/// Returns the tag of the first value in a summary; an empty text if it has none.
 std::string_view first_tag(protozero::pbf_reader summary) {
   if (!summary.next(summary_fields::kValue, protozero::pbf_wire_type::length_delimited)) return {};
   auto value = summary.get_message();
@@ -79,8 +79,8 @@ std::string_view first_tag(protozero::pbf_reader summary) {
   return {tag.data(), tag.size()};
 }
 
-/// Returns whether an event lies beyond the step, or beyond the sample where its curve is drawn by
-/// samples. Throws protozero::exception where the message is malformed.
+/// Returns whether an event lies beyond the step, or, if its curve is drawn by samples, beyond the
+/// sample. Throws protozero::exception if the message is malformed.
 bool is_beyond(std::string_view message, int64_t step, int64_t sample) {
   int64_t of_event = 0;
   std::string_view tag;
@@ -130,7 +130,8 @@ void cut(const fs::path& path, int64_t step, int64_t sample) {
   cut_file(path, kept, "The event file", fmt::format("step {}", step));
 }
 
-/// A name that sorts behind those that are there, since readers take files in the order of names.
+/// Returns a name that sorts after those that are there, since readers take files in the order of
+/// names.
 std::string new_name(const fs::path& folder) {
   auto time = static_cast<int64_t>(seconds_since_1970());
   for (const auto& file : event_files(folder)) {
@@ -215,8 +216,8 @@ class TensorboardMonitor final : public Monitor {
     scalar.add_bytes(summary_fields::kTag, metric.name.data(), metric.name.size());
     scalar.add_float(summary_fields::kSimpleValue, static_cast<float>(value));
   }
-  /// Writes a text for TensorBoard's plugin "text", which shows Markdown: four spaces keep lines as
-  /// they are.
+  /// Writes a text for TensorBoard's plugin "text", which shows Markdown; four spaces keep the
+  /// lines.
   void text(std::string_view tag, const std::string& text) {
     std::string lines = "    ";
     for (const char c : text) lines += c == '\n' ? std::string("\n    ") : std::string(1, c);
@@ -240,7 +241,7 @@ class TensorboardMonitor final : public Monitor {
       tensor.add_bytes(tensor_fields::kStrings, lines);
     });
   }
-  /// Appends a record with the event that `body` writes to those that `flush` is to write.
+  /// Appends a record with the event that `body` writes to the records that `flush` will write.
   template <class Body>
   void event(const Body& body) {
     const size_t begin = records_.size();

@@ -73,7 +73,7 @@ int64_t Trainer::resume() {
 
 int Trainer::train() {
   const StopSignals signals;
-  // `signals_` points to them until this function is left.
+  // `signals_` points to them until this function ends.
   const struct Watch {
     const StopSignals*& watched;
     ~Watch() { watched = nullptr; }
@@ -81,7 +81,7 @@ int Trainer::train() {
   signals_ = &signals;
   report_run();
   const Measuring::Session session(measuring_);
-  // The full model that was sharded is gone: its memory goes back, and the peaks are the steps'.
+  // The whole model has been sharded: its memory goes back to the system, and the peaks begin anew.
   HostAllocator::instance().trim();
   HostAllocator::instance().reset_peaks();
   reset_peak_memory(run_.group->device());
@@ -229,13 +229,14 @@ void Trainer::report_run() {
   auto info = run_.describe(first_step_, changes_);
   info.damaged = damaged_;
   const auto memory = collect_memory(*run_.engine);
-  // Nothing refuses the run any more, so the earlier one may go. Its log goes with the first line.
+  // All checks have passed, so the earlier run may be removed. The first line of the new log
+  // replaces its log.
   comm::agree_on_rank_zero(*run_.group, "Making room in the run folder", [&] {
     if (run_.options.overwrite) run_.folder.keep_checkpoints([](int64_t) { return false; });
     run_.folder.remove_left_overs();
     if (!continues(run_.options)) return;
     run_.folder.cut_log(step_);
-    // The steps behind the one that was named will be others.
+    // The steps after the named one will be others.
     if (names_checkpoint(run_.options))
       run_.folder.keep_checkpoints([&](int64_t step) { return step <= step_; });
   });
@@ -247,7 +248,7 @@ void Trainer::report_run() {
 }
 
 std::optional<ValidationReport> Trainer::validate() {
-  // An update that is still under way would move bytes uncounted. A delayed one is not for these
+  // An update that is still under way would move bytes uncounted. A delayed update is not for these
   // weights.
   if (run_.engine->config().offload_optimizer.delayed_update_after == 0)
     measuring_.traffic().complete_update();
@@ -299,8 +300,9 @@ void Trainer::end_save() {
   const auto& options = run_.options;
   comm::agree_on_rank_zero(*run_.group, "Removing checkpoints", [&] {
     report.bytes = run_.folder.checkpoint_bytes(report.step);
-    // The newest are kept; where training may go back, also those that are not old enough yet, and
-    // one that is. What lies beyond this step is of a run that went on from another checkpoint.
+    // The newest checkpoints stay. If training may go back, those that are not old enough yet also
+    // stay, and one that is. Checkpoints beyond this step belong to a run that went on from another
+    // one.
     auto all = run_.folder.checkpoints();
     std::erase_if(all, [&](int64_t step) { return step > report.step; });
     const auto kept = std::min(all.size(), static_cast<size_t>(options.keep_last));
@@ -336,7 +338,7 @@ void Trainer::try_save(const Save& save) {
 
 int Trainer::finish(double seconds) {
   auto& traffic = measuring_.traffic();
-  traffic.complete_update();  // a delayed one too: the weights that are saved are validated
+  traffic.complete_update();  // even a delayed one: validation is of the weights that are saved
   if (measuring_.has_profile()) measuring_.write_profile();
   report_validation();
   const auto memory = collect_memory(*run_.engine);

@@ -7,8 +7,8 @@
 //   zero::train::Trainer trainer(settings, zero::init());
 //   trainer.train();
 //
-// run.h has the parts of a run, task.h what is learnt, step_passes.h the passes of a step,
-// recovery.h what happens when numbers go wrong.
+// run.h has the parts of a run, task.h the task that is learnt, step_passes.h the passes of a step,
+// and recovery.h the handling of numbers that are not finite.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,13 @@ namespace zero::train {
 class Trainer {
  public:
   /// Opens the data and the output folder, builds the model, shards it, and continues an earlier
-  /// run where the options say so (which settings differ from the checkpoint's is reported; none is
-  /// taken from there, but see `saved_settings`). All ranks give equal arguments. On rank 0 the
+  /// run if the options say so. Settings that differ from the checkpoint's are reported; none is
+  /// taken from there (`saved_settings` reads them). All ranks give equal arguments. On rank 0 the
   /// console, DIR/log.jsonl, the monitors of the configuration and `more` get reports. With
-  /// `overwrite` an earlier run's log and checkpoints go once nothing refuses this one; its weights
-  /// stay until new ones replace them. Collective. Throws ConfigError, DataError, CheckpointError,
-  /// OutOfMemory, StoreError; a rank that stops because of another's failure throws an Error that
-  /// is a comm::PeerFailure too.
+  /// `overwrite` an earlier run's log and checkpoints are removed once all checks have passed; its
+  /// weights stay until new ones replace them. Collective. Throws ConfigError, DataError,
+  /// CheckpointError, OutOfMemory, StoreError; a rank that stops because of another's failure
+  /// throws an Error that is a comm::PeerFailure too.
   Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
           std::vector<std::unique_ptr<Monitor>> more = {});
 
@@ -43,20 +43,20 @@ class Trainer {
   /// under way. Returns the signal, or 0. Collective.
   int train();
 
-  /// One update of the weights over all micro-batches. Throws NotFinite where the loss is not
-  /// finite: then nothing was updated, but for what `update_in_backward` did before all ranks knew.
-  /// The step is run again, watched, and the message names what came first (Note [A step that is
-  /// not finite] in recovery.cpp). Collective.
+  /// Makes one update of the weights over all micro-batches. Throws NotFinite if the loss is not
+  /// finite. Nothing is updated then, except by `update_in_backward` before all ranks knew. The
+  /// step is run again, watched, and the message names the first cause (Note [A step that is not
+  /// finite] in recovery.cpp). Collective.
   StepReport train_step();
-  /// The mean loss over the same `eval_tokens` tokens every time, spread evenly over the validation
-  /// text: equal for any number of ranks and any micro-batch (Note [Validation] in validation.h).
-  /// None where `train` was asked to stop meanwhile. Collective.
+  /// Returns the mean loss over the same `eval_tokens` tokens every time, spread evenly over the
+  /// validation text. It is equal for any number of ranks and any micro-batch (Note [Validation] in
+  /// validation.h). Returns none if `train` was asked to stop meanwhile. Collective.
   std::optional<ValidationReport> validate();
-  /// Generates `sample_tokens` from the prompt, fewer where `train` was asked to stop meanwhile,
-  /// and reports them; token numbers where the data does not say how to decode them. Collective.
+  /// Generates `sample_tokens` from the prompt, fewer if `train` was asked to stop meanwhile, and
+  /// reports them; as token numbers if the data does not say how to decode them. Collective.
   void sample();
-  /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and
-  /// DIR/config.json, whole or not at all. Collective.
+  /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and DIR/config.json,
+  /// each whole or not at all. Collective.
   void save_weights();
   /// Writes DIR/checkpoint-STEP, then removes older ones. Collective. Throws CheckpointError.
   void save_checkpoint();
@@ -66,16 +66,17 @@ class Trainer {
   LanguageModel& model() { return *run_.model; }
 
  private:
-  /// Continues the run from its last checkpoint. Returns the step behind it, or 1.
+  /// Continues the run from its last checkpoint. Returns the step after it, or 1.
   int64_t resume();
-  /// Tells the monitors of the run before its first step. Collective.
+  /// Tells the monitors about the run before its first step. Collective.
   void report_run();
   void set_rates(StepReport& report);
   /// Exchanges losses with the other ranks, and judges the mean. Throws NotFinite. Collective.
   Recovery::Verdict exchange(StepReport& report);
   StepResult update(bool leave_out);
   void report_validation();
-  /// Returns whether a signal asks `train` to stop, for all ranks alike; remembers it. Collective.
+  /// Returns whether a signal asks `train` to stop, the same on all ranks, and remembers it.
+  /// Collective.
   bool agree_to_stop();
   /// Begins to write DIR/checkpoint-STEP. Collective. Throws CheckpointError.
   void begin_save(bool background);
@@ -91,8 +92,8 @@ class Trainer {
 
   Run run_;
   int64_t step_ = 0;                  ///< updates done
-  std::vector<std::string> changes_;  ///< of settings, since the checkpoint
-  std::vector<std::string> damaged_;  // checkpoints that were passed over
+  std::vector<std::string> changes_;  ///< settings that changed since the checkpoint
+  std::vector<std::string> damaged_;  // newer checkpoints that were skipped
   StepPasses passes_;
   StepExchange exchange_;
   Recovery recovery_;

@@ -9,21 +9,21 @@ namespace zero::train {
 
 // Note [Validation]
 // A validation of n tokens takes ceil(n / T) of the S sequences of T tokens that the text has (all
-// where n is larger): sequence i is the one in the middle of the i-th of as many equal parts of the
-// text. Each passes the model by itself, and the mean of their losses is summed in fp64 in the
-// order of the text. So the result depends neither on the number of ranks (with as many threads
-// each) nor on the micro-batch: a matrix product over several sequences may add in another order
-// than one over a single one. Stage 3 gathers no more for it: a rank's sequences, a micro-batch of
-// them at a time, all pass one layer before the next.
+// if n is larger). The text is divided into that many equal parts; sequence i is the one in the
+// middle of part i. Each sequence passes the model by itself, and the mean of their losses is
+// summed in fp64 in the order of the text. So the result depends neither on the number of ranks
+// (with as many threads each) nor on the micro-batch: a matrix product over several sequences may
+// add in another order than one over a single sequence. Stage 3 gathers no more for it: a rank's
+// sequences, a micro-batch of them at a time, all pass one layer before the next.
 class Validation {
  public:
-  /// `tokens` of the text are to be read. Throws DataError as TokenLoader.
+  /// Reads `tokens` tokens of the text. Throws DataError as TokenLoader does.
   Validation(TokenRange text, int64_t sequence, int64_t vocab_size, int64_t tokens);
 
-  /// The number of sequences.
+  /// Returns the number of sequences.
   int64_t sequences() const { return sequences_; }
   int64_t tokens() const { return sequences_ * sequence_; }
-  /// Sequence `index` and its targets, (1, T) each.
+  /// Returns sequence `index` and its targets, (1, T) each.
   TokenLoader::Batch read(int64_t index);
 
  private:

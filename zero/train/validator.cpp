@@ -13,17 +13,17 @@
 namespace zero::train {
 namespace {
 
-/// The loss of a batch of the validation, and how much the batch supervises.
+/// The loss of a batch of the validation, and the batch's weight (Task::weight).
 struct Loss {
   double mean = 0;
   double weight = 1;
 };
 
 /// Passes this rank's `count` batches from `first` on, and returns the losses of all ranks in rank
-/// order. The last batch of the validation passes again in the place of those beyond it: every rank
-/// passes as many, since parameters are gathered together.
+/// order. If there are not enough, the last batch of the validation passes again, since every rank
+/// must pass equally many: parameters are gathered together.
 std::vector<Loss> pass(Run& run, int64_t first, int64_t count) {
-  // Ranks tell each other losses alone where all weights are equal.
+  // If all weights are equal, ranks send only losses.
   const int64_t numbers = run.task->step_weight() ? 1 : 2;
   const auto mine = at::empty({numbers * count}, at::kFloat);
   auto* values_of = mine.mutable_data_ptr<float>();

@@ -11,8 +11,8 @@
 namespace zero::train {
 
 /// Returns the mean loss over the task's validation after `step`: Note [Validation] in
-/// validation.h. None where `stop`, which is asked on all ranks alike, says so meanwhile.
-/// Collective.
+/// validation.h. Returns none if `stop`, which gives all ranks the same answer, returns true
+/// meanwhile. Collective.
 std::optional<ValidationReport> validate(Run& run, int64_t step, const std::function<bool()>& stop);
 
 }  // namespace zero::train

@@ -27,8 +27,8 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 
 using Places = std::map<std::string, ExportPlace>;
 
-/// The file's tensors in the order of the model's parameters, in the dtype in which the engine
-/// keeps them.
+/// Returns the file's tensors in the order of the model's parameters, in the dtype in which the
+/// engine stores them.
 std::vector<TensorInfo> declarations(const torch::nn::Module& model, const Places& places,
                                      at::ScalarType dtype) {
   std::vector<TensorInfo> tensors;
@@ -44,10 +44,11 @@ std::vector<TensorInfo> declarations(const torch::nn::Module& model, const Place
   return tensors;
 }
 
-/// Puts tensors together; the parts of one come one after the other, so that few are held.
+/// Puts tensors together. The parts of one tensor come one after the other, so few are held at a
+/// time.
 class Assembly {
  public:
-  /// The whole tensor once all of its parts have come; undefined before.
+  /// Returns the whole tensor once all of its parts have come; an undefined one before.
   at::Tensor add(const ExportPlace& place, const at::Tensor& value) {
     auto& whole = wholes_[place.tensor];
     if (!whole.tensor.defined()) {
@@ -84,7 +85,8 @@ void write_weights(Engine& engine, LanguageModel& model, const RunFolder& folder
     try {
       body();
     } catch (const Error&) {
-      failure = std::current_exception();  // the walk over the parameters is collective: it goes on
+      failure = std::current_exception();  // the walk over the parameters goes on, since it is
+                                           // collective
     }
   };
   const std::map<std::string, std::string> metadata{

@@ -2,7 +2,7 @@
 
 namespace zero::fields {
 
-// DeepSpeed's names mean fused Adam, whose weight decay is 0 where a file gives none. Its "Adam"
+// DeepSpeed's names mean fused Adam, whose weight decay is 0 if a file gives none. Its "Adam"
 // decays like AdamW unless adam_w_mode is false, and its "AdamW" always does.
 template <>
 const OptimizerSection<AdamW>& optimizer_section() {

@@ -26,10 +26,10 @@ namespace zero::fields {
 template <class T>
 struct OptimizerName {
   std::string_view name;
-  T defaults = {};  ///< what a file means that says nothing more
+  T defaults = {};  ///< the values of a file that says nothing more
   /// The name means an approximation of this optimizer; a warning says that the exact one runs.
   bool approximation = false;
-  /// Sets what the name means whatever the file says.
+  /// Sets the values that the name implies whatever the file says.
   void (*settle)(T&) = nullptr;
 };
 
@@ -84,7 +84,7 @@ class Params {
     if (!written) rows_.back().get = {};
     return *this;
   }
-  /// Adds a row for an array of two numbers, the first of which may be null where its member is
+  /// Adds a row for an array of two numbers, the first of which may be null if its member is
   /// optional.
   template <class First>
   Params& pair(const char* key, First T::*first, double T::*second, About about) {
@@ -128,7 +128,7 @@ class Params {
     for (const auto* key : keys) rows_.push_back(accepted<T, Value>(key, {.sentence = sentence}));
     return *this;
   }
-  /// Adds keys of DeepSpeed's optimizers that compress what ranks send.
+  /// Adds keys of DeepSpeed's optimizers that compress messages.
   Params& of_compression(std::initializer_list<const char*> keys) {
     return ignored<double>(keys, "Belongs to 1-bit optimizers; libzero compresses nothing");
   }

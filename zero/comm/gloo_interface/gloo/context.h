@@ -2,8 +2,8 @@
 // along.
 //
 // Note [Gloo without its headers]
-// That header holds Gloo's objects by pointer alone, so their layouts do not matter here: these
-// types are named, never made, and of their members none is called by libzero. The store's
+// That header holds Gloo's objects only by pointers, so their layouts do not matter here. libzero
+// names these types, but makes no object of them and calls none of their members. The store's
 // interface is needed because a class of that header derives from it inline; libzero makes no such
 // object, so its table of virtual functions is LibTorch's own. cmake/Gloo.cmake tries all of it
 // with the LibTorch at hand.
