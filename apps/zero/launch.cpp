@@ -18,7 +18,8 @@ int launch(const Arguments& arguments) {
       "(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; torchrun's "
       "names).\n"
       "When a copy fails the others are stopped, and its status is the status of the launch; with\n"
-      "--max-restarts all are started again. `zero train` then goes on from its newest checkpoint.\n"
+      "--max-restarts all are started again. `zero train` then goes on from its newest "
+      "checkpoint.\n"
       "For a job over several hosts run it on each, with --nnodes, --node-rank and --master-addr.");
   comm::LaunchOptions options;
   const std::map<std::string, comm::RankLogs> logs{{"rank0", comm::RankLogs::rank0},

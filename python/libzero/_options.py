@@ -16,7 +16,7 @@ class _Native(NamedTuple):
 
     section: str  # its `type` in a configuration
     keys: tuple[str, ...]  # of a group, besides the rate; the configuration's are the same
-    only: dict[str, Any]  # values of other keys that the engine's alone has
+    only: dict[str, Any]  # the only values of other keys that the engine's optimizer has
     states: Callable[[dict[str, Any], torch.Tensor], tuple[str, ...]]  # of a parameter of a group
 
 

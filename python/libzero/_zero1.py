@@ -38,8 +38,8 @@ def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module, native: bool
         why = "libzero has none of its own" if native else "with native=False torch's is run"
         raise ConfigError(
             f"{kind} at stage {stage}: {why}, and runs it as it is, at stages 0 and 1. Use stage 1; or, for stages 2 "
-            "and 3, AdamW, Adam, SGD or Adagrad with native=True, or an `optimizer` section of the configuration "
-            "(which also has Adafactor, Lamb, Lion and Muon) and optimizer=None."
+            "and 3, AdamW, Adam, SGD, Adagrad, Adafactor or Muon with native=True, or an `optimizer` section of the "
+            "configuration (which also has Lamb and Lion) and optimizer=None."
         )
     if fp16:
         raise ConfigError(f"{kind} with fp16: torch's optimizers are run in fp32 and bf16. Use bf16=True.")

@@ -239,8 +239,9 @@ TEST(Launch, EndsWithTheFailingRanksStatusAndName) {
 
 TEST(Launch, StartsTheRanksAgainAfterAFailure) {
   const auto outcome = launch_script(
-      2, "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || "
-         "[ $RANK = 0 ] && exit 0; exit 3",
+      2,
+      "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || "
+      "[ $RANK = 0 ] && exit 0; exit 3",
       {"--max-restarts", "3"});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* attempt : {"attempt 0\n", "attempt 1\n", "attempt 2\n"})
@@ -288,14 +289,14 @@ TEST(Launch, RestartsOnTheHostsThatComeBackAndTakesALateOneAtTheNext) {
   const auto port = std::to_string(host_local_store(seconds(1)).port);
   const auto node = [&](int k) {
     // In each attempt but the last the ranks wait for a file, and fail.
-    return command(1,
-                   "echo attempt $TORCHELASTIC_RESTART_COUNT of $WORLD_SIZE; "
-                   "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; "
-                   "while [ ! -e $FOLDER/fail$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; "
-                   "exit 1",
-                   {"--max-restarts", "3", "--min-ranks", "1", "--rejoin", "1", "--nnodes", "2",
-                    "--node-rank", std::to_string(k), "--master-addr", "127.0.0.1",
-                    "--master-port", port});
+    return command(
+        1,
+        "echo attempt $TORCHELASTIC_RESTART_COUNT of $WORLD_SIZE; "
+        "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; "
+        "while [ ! -e $FOLDER/fail$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; "
+        "exit 1",
+        {"--max-restarts", "3", "--min-ranks", "1", "--rejoin", "1", "--nnodes", "2", "--node-rank",
+         std::to_string(k), "--master-addr", "127.0.0.1", "--master-port", port});
   };
   const TemporaryFolder folder;
   const std::map<std::string, std::string> variables{{"FOLDER", folder.path()}};

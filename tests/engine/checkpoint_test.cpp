@@ -305,9 +305,15 @@ TEST(Checkpoint, ABackgroundSaveHasTheStatesOfItsMoment) {
   auto early = config(2, false);
   early.update_in_backward = true;
   early.gradient_clipping = 0;
-  const std::vector<Config> places{config(0, true),  config(1, false), config(2, true),
-                                   config(3, false), config(3, true),  host,
-                                   split,            early,            on_disk(config(2, true), folder),
+  const std::vector<Config> places{config(0, true),
+                                   config(1, false),
+                                   config(2, true),
+                                   config(3, false),
+                                   config(3, true),
+                                   host,
+                                   split,
+                                   early,
+                                   on_disk(config(2, true), folder),
                                    all_on_disk(config(3, true), folder)};
   for (size_t i = 0; i < places.size(); ++i) {
     // Nothing fits, a slice does, everything does.

@@ -99,8 +99,8 @@ std::optional<double> parse_duration(std::string_view text) {
   size_t next = 0;  // the units that may follow
   do {
     double number = 0;
-    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number,
-                                               std::chars_format::fixed);
+    const auto [rest, error] =
+        std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
     if (error != std::errc() || !(number >= 0)) return std::nullopt;
     text.remove_prefix(static_cast<size_t>(rest - text.data()));
     const size_t unit = text.empty() ? kUnits.size() : kUnits.find(text.front(), next);

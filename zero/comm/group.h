@@ -150,9 +150,9 @@ class Group {
   // The collectives. Each is asynchronous: every tensor must live, and must not be written (nor
   // read, if it is an output), until Work::wait returns. `label` names the purpose of the call (a
   // unit) in errors. All ranks must give the same label, which tells units of one size apart. In
-  // the shapes N is size(). Tensors are contiguous. Reductions add in rank order 0..N-1 with fp32
-  // accumulation (fp64 for fp64) for fp32, bf16 and fp16, and round once; the result is
-  // bit-identical on every rank and for every chunking. All throw CommError.
+  // the shapes N is size(). Tensors are contiguous. libzero's own backends (on the CPU) add in rank
+  // order 0..N-1 with fp32 accumulation (fp64 for fp64) for fp32, bf16 and fp16, and round once;
+  // the result is bit-identical on every rank and for every chunking. All throw CommError.
 
   // A `wire` makes arrays of Float, BFloat16 or Half cross between hosts in fewer bytes (LinkWire).
   // It has no effect if all ranks are on one host. A group over a foreign backend that spans hosts

@@ -38,10 +38,11 @@ LaunchStore::LaunchStore(const LaunchOptions& options)
   } else if (options.max_restarts > 0) {
     store_ = reach_store(address_, port_, kPatience);
     if (!store_) {
-      throw CommError(fmt::format(
-          "Node 0's launcher does not answer at {}:{}. Start it there, or give the address at which "
-          "this host reaches it (--master-addr, --master-port).",
-          address_, port_));
+      throw CommError(
+          fmt::format("Node 0's launcher does not answer at {}:{}. Start it there, or give the "
+                      "address at which "
+                      "this host reaches it (--master-addr, --master-port).",
+                      address_, port_));
     }
   }
 }

@@ -402,11 +402,11 @@ class Supervisor {
   int first_rank() const { return attempt_.first_rank(); }
 
   void announce() {
-    errors_.put(fmt::format(
-        "zero: node {} of {}: ranks {} to {}, with WORLD_SIZE={} LOCAL_WORLD_SIZE={} "
-        "MASTER_ADDR={} MASTER_PORT={}\n",
-        attempt_.node, attempt_.nodes, first_rank(), first_rank() + attempt_.nproc - 1,
-        attempt_.world_size(), attempt_.nproc, store_.address(), store_.port()));
+    errors_.put(
+        fmt::format("zero: node {} of {}: ranks {} to {}, with WORLD_SIZE={} LOCAL_WORLD_SIZE={} "
+                    "MASTER_ADDR={} MASTER_PORT={}\n",
+                    attempt_.node, attempt_.nodes, first_rank(), first_rank() + attempt_.nproc - 1,
+                    attempt_.world_size(), attempt_.nproc, store_.address(), store_.port()));
   }
 
   void start(int local_rank) {

@@ -60,8 +60,8 @@ struct LaunchOptions {
 ///
 /// With `max_restarts` the ranks are started again after a failure, at most so many times, with
 /// TORCHELASTIC_RESTART_COUNT counted up: Note [Restarts] in launch_store.h. A rank that exits with
-/// status 2 has refused what it was given, so no restart would help, unless it was given fewer ranks
-/// than at first: then the next attempt, which is not counted, has one rank fewer.
+/// status 2 has refused what it was given, so no restart would help, unless it was given fewer
+/// ranks than at first: then the next attempt, which is not counted, has one rank fewer.
 ///
 /// Output is passed on as its reader takes it. If the reader takes none, the launcher still handles
 /// signals and failures, keeps up to 1 MiB, and lets ranks that write more wait; at the end it

@@ -816,8 +816,12 @@ void add_reduction(All& all) {
   Rows engine(all, Part::engine, "", &Settings::engine);
   engine.add("communication_data_type",
              {.sentence = "Dtype in which gradients are sent and added over ranks; the default is "
-                          "the dtype in which they are accumulated",
-              .details = "With any value, sums add up in fp32 and are rounded once. For 16-bit "
+                          "the dtype in which a pass collects them",
+              .details = "That is the parameters' dtype at stages 2 and 3, and the dtype of the "
+                         "sums of micro-batches at 0 and 1. Not together with "
+                         "`zero_quantized_gradients`. Between hosts of several ranks a host sends "
+                         "the sum of its ranks in fp32. "
+                         "With any value, sums add up in fp32 and are rounded once. For 16-bit "
                          "gradients \"fp32\" sends twice the bytes and gives the same results. For "
                          "fp32 gradients \"bf16\" and \"fp16\" halve the bytes. A single rank "
                          "sends nothing and rounds nothing. bf16 and fp16 cannot be mixed.",
@@ -826,7 +830,7 @@ void add_reduction(All& all) {
   engine.add(
       "prescale_gradients",
       {.sentence = "Each rank divides its gradients by the number of ranks before they are added",
-       .details = "fp16 always does this, because sums could exceed its range, unless "
+       .details = "Sums in fp16 always do this, because they could exceed its range, unless "
                   "`gradient_predivide_factor` is given."},
       &Config::prescale_gradients);
   engine.add("gradient_predivide_factor",
@@ -1019,23 +1023,25 @@ void add_program(All& all) {
              .common = true,
              .zero_is_none = true},
             &Program::save_every);
-  train.add("save_in_background",
-            {.sentence = "Write checkpoints beside the steps that follow",
-             .details = "Training waits only while parameters are copied, and where a step is about "
-                        "to change states that are not in the file yet and `save_staging` is "
-                        "used up. A checkpoint has the states of its step, bit for bit. The last "
-                        "one of a run, and those of runs on a GPU, are written before training "
-                        "goes on.",
-             .option = "--save-in-background",
-             .cost = "Until a checkpoint is complete, a copy of the parameters and `save_staging` "
-                     "bytes on the host."},
-            &Program::save_in_background);
-  train.add("save_staging",
-            {.sentence = "Bytes for copies of states that a step changes before the checkpoint that "
-                         "is being written has them",
-             .option = "--save-staging",
-             .bytes = true},
-            &Program::save_staging);
+  train.add(
+      "save_in_background",
+      {.sentence = "Write checkpoints beside the steps that follow",
+       .details = "Training waits only while parameters are copied, and where a step is about "
+                  "to change states that are not in the file yet and `save_staging` is "
+                  "used up. A checkpoint has the states of its step, bit for bit. The last "
+                  "one of a run, and those of runs on a GPU, are written before training "
+                  "goes on.",
+       .option = "--save-in-background",
+       .cost = "Until a checkpoint is complete, a copy of the parameters and `save_staging` "
+               "bytes on the host."},
+      &Program::save_in_background);
+  train.add(
+      "save_staging",
+      {.sentence = "Bytes for copies of states that a step changes before the checkpoint that "
+                   "is being written has them",
+       .option = "--save-staging",
+       .bytes = true},
+      &Program::save_staging);
   train.add("stop_after",
             {.sentence = "Stop after the step in which training has lasted this long, as \"3h50m\"",
              .details = "The run then ends as after SIGTERM: with a checkpoint, where `save_every` "
@@ -1083,12 +1089,13 @@ void add_program(All& all) {
              .alone = true,
              .by_option = true},
             &Program::resume);
-  train.add("resume_from",
-            {.sentence = "Step, or folder, of the checkpoint that `resume` goes on from; empty: the "
-                         "newest that is sound; \"auto\": the same, and begin where there is none",
-             .details = "A folder elsewhere begins a run of its own in `out`.",
-             .option = "--resume"},
-            &Program::resume_from);
+  train.add(
+      "resume_from",
+      {.sentence = "Step, or folder, of the checkpoint that `resume` goes on from; empty: the "
+                   "newest that is sound; \"auto\": the same, and begin where there is none",
+       .details = "A folder elsewhere begins a run of its own in `out`.",
+       .option = "--resume"},
+      &Program::resume_from);
 }
 
 /// Adds the section, whose `params` have rows of their own for each optimizer.

@@ -306,7 +306,8 @@ void check_rules(const ProgramSettings& program) {
     refuse_option("prompt", "empty", "a text to continue, or 'sample_tokens' 0");
   const auto& limit = program.stop_after;
   if (!limit.empty() && parse_duration(limit).value_or(0) <= 0)
-    refuse_option("stop_after", fmt::format("'{}'", limit), "a time above 0, as \"3h50m\" or \"90s\"");
+    refuse_option("stop_after", fmt::format("'{}'", limit),
+                  "a time above 0, as \"3h50m\" or \"90s\"");
   if (program.overwrite && program.resume)
     refuse_option("overwrite", "given together with resume", "one of the two");
 }

@@ -111,11 +111,11 @@ struct ProgramSettings {
   /// Such a step is left out, and training goes on from a checkpoint that is this many steps older,
   /// with the data that follow.
   std::optional<int64_t> rewind_spikes{};
-  std::optional<int64_t> save_every{};  ///< steps between checkpoints that --resume continues
+  std::optional<int64_t> save_every{};        ///< steps between checkpoints that --resume continues
   bool save_in_background = true;             ///< beside the steps that follow
   int64_t save_staging = int64_t{256} << 20;  ///< bytes: SaveOptions::staging_bytes
   std::string stop_after{};  ///< a time since the start of training, as "3h50m"; empty: none
-  int64_t keep_last = 1;                ///< how many of the newest checkpoints stay
+  int64_t keep_last = 1;     ///< how many of the newest checkpoints stay
   std::optional<int64_t> keep_every{};  ///< checkpoints of steps that are multiples of it stay too
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";

@@ -57,10 +57,10 @@ void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces) {
   for (const size_t i : pieces) {
     const auto& piece = file_.pieces()[i];
     const auto values = file_.values(piece);
-    slices_[i] = {.place = Place::aside,
-                  .copy = memory.narrow(0, offset, piece.bytes)
-                              .view(values.scalar_type())
-                              .view(values.sizes())};
+    slices_[i] = {
+        .place = Place::aside,
+        .copy =
+            memory.narrow(0, offset, piece.bytes).view(values.scalar_type()).view(values.sizes())};
     slices_[i].copy.copy_(values);
     offset += aligned(piece.bytes);
   }
@@ -210,7 +210,8 @@ Manifest::File BackgroundSave::entry_of(const fs::path& name) {
   std::unique_lock lock(mutex_);
   while (!fs::exists(path)) {
     changed_.wait_for(lock, std::chrono::milliseconds(20));
-    if (stopped_) throw CheckpointError("The save was given up: another rank has not saved its part.");
+    if (stopped_)
+      throw CheckpointError("The save was given up: another rank has not saved its part.");
   }
   const auto entry = file_from_text(read_file(path, &fail<CheckpointError>));
   fs::remove(path);

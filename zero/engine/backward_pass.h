@@ -5,8 +5,9 @@
 // user starts (`loss.backward()`) does not. It begins with the first gradient that comes for a
 // parameter, and ends when autograd calls back at the end of the graph that this gradient belongs
 // to. That is the whole pass, unless the first gradient comes in a pass inside it. If reentrant
-// checkpoints recompute the last layers of a model, each of those is a pass of its own. The sums
-// are the same, but sharded gradients then cost one more reduction for each of them.
+// checkpoints recompute the last layers of a model, each of those is a pass of its own. Sharded
+// gradients then cost one more reduction for each of them. The sums are the same, unless a
+// parameter has gradients in several of these passes: then the order of additions differs.
 //
 // A pass that another engine has marked belongs to that engine alone. Its gradients for the
 // parameters of this engine are dropped (a GAN's generator, whose loss goes through the

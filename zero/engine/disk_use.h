@@ -1,4 +1,4 @@
-// What one rank keeps on a disk, and how much of it has moved.
+// The states that one rank has on a disk, and the bytes that it has moved.
 #pragma once
 
 #include <cstdint>

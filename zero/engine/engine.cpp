@@ -250,7 +250,8 @@ StepResult Engine::step(bool update) {
   if (auto* pages = pager()) change.emplace(*pages);
   flows.reduce().finish();
   StepResult result{.boundary = true, .step = progress.steps()};
-  // Only here are gradients scaled: sums over ranks and micro-batches become the mean.
+  // Sums over ranks and micro-batches become the mean here. (With update_in_backward this happens
+  // in UpdateSchedule::take_up; prescaling divides before the sums.)
   double scale = progress.mean_scale();
   const auto& rates = impl.hyper_parameters;
   auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units(),

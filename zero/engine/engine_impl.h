@@ -36,7 +36,7 @@ struct Engine::Impl {
   Flows flows;                    // the table, gather, reduce, update and their schedule
   StateChanges changes{plan, progress, flows};
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
-  std::vector<uint8_t> gradients_used;  // by parameter, in the last step
+  std::vector<uint8_t> gradients_used;     // by parameter, in the last step
   std::unique_ptr<BackgroundSave> saving;  // the save that is not completed; ends first
 
   // Saving and loading (state_io.cpp).

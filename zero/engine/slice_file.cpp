@@ -55,8 +55,7 @@ void SliceFile::add_slices() {
     for (const auto& segment : layout.unit(u).segments) {
       const auto part = partition::intersect(segment.range(), plan.owned);
       if (!part.empty())
-        mine.push_back(
-            {segment.parameter, part.begin - segment.offset, part.end - segment.offset});
+        mine.push_back({segment.parameter, part.begin - segment.offset, part.end - segment.offset});
     }
     for (const auto state : cell_states(plan)) {
       for (const auto& [parameter, begin, end] : mine) {

@@ -16,8 +16,8 @@
 #include "zero/checkpoint/whole_folder.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
-#include "zero/engine/background_save.h"
 #include "zero/device/stream.h"
+#include "zero/engine/background_save.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/slice_file.h"
 #include "zero/engine/state_sink.h"
@@ -97,8 +97,7 @@ void Engine::Impl::load_states(std::string_view label,
   });
 }
 
-void Engine::save(const std::string& folder, const Attached& attached,
-                  const SaveOptions& options) {
+void Engine::save(const std::string& folder, const Attached& attached, const SaveOptions& options) {
   complete_save();
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
@@ -121,8 +120,7 @@ void Engine::save(const std::string& folder, const Attached& attached,
   comm::agree<CheckpointError>(group, kLabel, [&] {
     auto file =
         std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns);
-    auto snapshot =
-        std::make_shared<SaveSnapshot>(*file, group.ledger(), options.staging_bytes);
+    auto snapshot = std::make_shared<SaveSnapshot>(*file, group.ledger(), options.staging_bytes);
     impl.flows.table().observe(snapshot);
     impl.saving = std::make_unique<BackgroundSave>(std::move(file), std::move(snapshot), partial,
                                                    attached, std::move(whole));

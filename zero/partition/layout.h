@@ -4,13 +4,14 @@
 // Note [Units]
 // Parameters are laid out in registration order into units: flat arrays of up to `unit_bytes` that
 // never split a parameter (one that is larger is a unit of its own). A unit is homogeneous in
-// `kind` (dtype, trainable or not): a parameter joins the open unit of its kind. Each parameter
-// starts on a multiple of kAlignment elements, at every stage, because a matrix product's rounding
-// can depend on the alignment of its operands. A unit is padded to a multiple of N x kAlignment
-// elements and cut into N slices of equal length: rank r owns slice r of every unit. Parameter,
-// gradient, master and moment arrays of a unit share this layout, so the same integers serve
-// all-gather, reduce-scatter, the optimizer and the checkpoint. Which parameters share a unit
-// depends on neither N nor the stage; only the tail padding depends on N.
+// `kind` (dtype, trainable or not, optimizer, number of its states): a parameter joins the open
+// unit of its kind. Each parameter starts on a multiple of kAlignment elements, at every stage,
+// because a matrix product's rounding can depend on the alignment of its operands. A unit is padded
+// to a multiple of N x replicas x kAlignment elements and cut into N slices of equal length: rank r
+// owns slice r of every unit. Parameter, gradient, master and moment arrays of a unit share this
+// layout, so the same integers serve all-gather, reduce-scatter, the optimizer and the checkpoint.
+// Which parameters share a unit depends on neither N nor the stage; only the tail padding depends
+// on N.
 #pragma once
 
 #include <cstdint>

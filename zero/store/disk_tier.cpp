@@ -68,19 +68,19 @@ DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
   unwritten_.assign(units_.size(), 0);
 }
 
-DiskTier::FramesLock::FramesLock(DiskTier& stream) : stream_(stream) {
-  stream_.mutex_.lock();
-  const std::lock_guard lock(stream_.written_mutex_);
-  stream_.frames_locked_ = true;
+DiskTier::FramesLock::FramesLock(DiskTier& tier) : tier_(tier) {
+  tier_.mutex_.lock();
+  const std::lock_guard lock(tier_.written_mutex_);
+  tier_.frames_locked_ = true;
 }
 
 DiskTier::FramesLock::~FramesLock() {
   {
-    const std::lock_guard lock(stream_.written_mutex_);
-    stream_.frames_locked_ = false;
+    const std::lock_guard lock(tier_.written_mutex_);
+    tier_.frames_locked_ = false;
   }
-  stream_.mutex_.unlock();
-  stream_.written_.notify_all();
+  tier_.mutex_.unlock();
+  tier_.written_.notify_all();
 }
 
 // `for_each_block` will find something of it here.

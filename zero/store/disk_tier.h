@@ -140,13 +140,13 @@ class DiskTier final : public StateTier {
   // Holds the frames, and tells `wait_written` when they are free.
   class FramesLock {
    public:
-    explicit FramesLock(DiskTier& stream);
+    explicit FramesLock(DiskTier& tier);
     ~FramesLock();
     FramesLock(const FramesLock&) = delete;
     FramesLock& operator=(const FramesLock&) = delete;
 
    private:
-    DiskTier& stream_;
+    DiskTier& tier_;
   };
   struct Position {
     int64_t unit = 0;

@@ -92,7 +92,8 @@ Source find_checkpoint(const Options& options, const std::vector<int64_t>& damag
 /// Returns a checkpoint's position in a run with these settings. Throws ConfigError, naming the
 /// setting, both values and the remedy, if this run cannot go on from there: another size of tiles,
 /// other sizes of the model (its dropout may change), or no step left to do (with `auto` such a run
-/// only writes its weights again). Throws CheckpointError if the checkpoint's record cannot be read.
+/// only writes its weights again). Throws CheckpointError if the checkpoint's record cannot be
+/// read.
 ResumePoint resume_point(const Source& source, const RunSettings& run);
 
 /// The settings that a resumed run starts from, unless it is given others.

@@ -21,8 +21,7 @@ StepExchange::StepExchange(comm::Group& group, int64_t micro_batches)
       stragglers_(group.size(), group.topology().hosts > 1 ? group.topology().local_size : 0) {}
 
 StepExchange::Result StepExchange::exchange(const std::vector<float>& losses, int stop_signal,
-                                            bool report_failed, SaveProgress save,
-                                            RankTime time) {
+                                            bool report_failed, SaveProgress save, RankTime time) {
   const auto k = static_cast<int64_t>(losses.size());
   float* mine = mine_.data_ptr<float>();
   std::copy(losses.begin(), losses.end(), mine);

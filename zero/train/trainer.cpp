@@ -167,8 +167,8 @@ void Trainer::set_rates(StepReport& report) {
 }
 
 Recovery::Verdict Trainer::exchange(StepReport& report) {
-  auto exchanged = exchange_.exchange(
-      passes_.losses(), asked_to_stop(), run_.reports.failed(), run_.engine->save_progress(), measuring_.last_time());
+  auto exchanged = exchange_.exchange(passes_.losses(), asked_to_stop(), run_.reports.failed(),
+                                      run_.engine->save_progress(), measuring_.last_time());
   save_over_ = exchanged.save_over;
   if (exchanged.report_failed) run_.reports.share_failure(*run_.group);
   report.loss = exchanged.mean_loss;
@@ -284,9 +284,9 @@ void Trainer::begin_save(bool background) {
   save_begin_ = std::chrono::steady_clock::now();
   run_.engine->save(path, attached,
                     {.background = background, .staging_bytes = options.save_staging});
-  save_->held_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() -
-                                                             save_begin_)
-                       .count();
+  save_->held_ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - save_begin_)
+          .count();
 }
 
 void Trainer::end_save() {
@@ -352,13 +352,14 @@ int Trainer::finish(double seconds) {
   });
   save_weights();
   if (stop_signal_ == 0 && run_.options.sample_tokens > 0) sample();
-  const EndReport end{.steps = step_,
-                      .seconds = seconds,
-                      .reason = stop_signal_ == 0 ? "finished"
-                                : stop_signal_ == SIGALRM
-                                    ? fmt::format("stopped by --stop-after {}", run_.options.stop_after)
-                                    : fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_)),
-                      .model_file = run_.folder.model()};
+  const EndReport end{
+      .steps = step_,
+      .seconds = seconds,
+      .reason = stop_signal_ == 0 ? "finished"
+                : stop_signal_ == SIGALRM
+                    ? fmt::format("stopped by --stop-after {}", run_.options.stop_after)
+                    : fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_)),
+      .model_file = run_.folder.model()};
   run_.reports.tell([&](Monitor& monitor) { monitor.end(end); });
   run_.reports.share_failure(*run_.group);
   return stop_signal_ == SIGALRM ? 0 : stop_signal_;

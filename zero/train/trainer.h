@@ -104,7 +104,7 @@ class Trainer {
   std::optional<SaveReport> save_;  ///< the save that `end_save` would complete
   std::chrono::steady_clock::time_point save_begin_;
   std::optional<std::chrono::steady_clock::time_point> stop_at_;  ///< of `stop_after`
-  const class StopSignals* signals_ = nullptr;  ///< while `train` runs
+  const class StopSignals* signals_ = nullptr;                    ///< while `train` runs
 };
 
 }  // namespace zero::train
