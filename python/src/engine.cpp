@@ -298,7 +298,15 @@ void bind_engine(py::module_& module) {
       .def("visit_parameters", &visit)
       .def("gathered", &gathered, py::arg("parameters"), py::arg("write"), py::arg("modifier_rank"),
            py::keep_alive<0, 1>())
-      .def("save", waiting(&Engine::save), py::arg("folder"), py::arg("attached") = Attached())
+      .def(
+          "save",
+          [](PyEngine& self, const std::string& folder, const Attached& attached, bool background,
+             int64_t staging_bytes) {
+            released([&] { self.get().save(folder, attached, {background, staging_bytes}); });
+          },
+          py::arg("folder"), py::arg("attached") = Attached(), py::arg("background") = false,
+          py::arg("staging_bytes") = SaveOptions().staging_bytes)
+      .def("complete_save", waiting(&Engine::complete_save))
       .def("load", waiting(&Engine::load))
       .def("save_full", waiting(&Engine::save_full))
       .def("load_full", waiting(&Engine::load_full))
