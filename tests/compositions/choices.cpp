@@ -90,7 +90,8 @@ Choice step(std::string_view name, bool may_be_none) {
   add("read_gradient", 1);
   add("read_parameter", 1);
   add("gathered", 1);
-  add("save", 2);
+  add("save", 1);
+  add("save_beside", 2);
   add("load", 2);
   add("save_full", 1);
   add("load_full", 1);

@@ -27,6 +27,8 @@ namespace zero::compositions {
 
 namespace {
 
+bool is_save(std::string_view word) { return word == "save" || word == "save_beside"; }
+
 /// One rank's results.
 struct Outcome {
   std::vector<float> losses;
@@ -192,9 +194,13 @@ class ByEngine final : public Learner {
       const torch::NoGradGuard no_grad;
       network_->named_parameters()["head"].add_(0.25);
     }
-    if (word == "new_engine") engine_ = make();
-    if (word == "save") {
-      engine_->save(folder_ + "/sharded");
+    if (word == "new_engine") {
+      engine_->complete_save();
+      engine_ = make();
+    }
+    if (is_save(word)) {
+      engine_->save(folder_ + "/sharded", {},
+                    {.background = word == "save_beside", .staging_bytes = 300});
       saved_ = true;
     }
     if (word == "load" && saved_) engine_->load(folder_ + "/sharded");
@@ -225,11 +231,11 @@ class ByPlain final : public Learner {
     const Done now{word, index, number_, lr_};
     make_step(now);
     history_.push_back(now);
-    if (word == "save") saved_ = history_;
+    if (is_save(word)) saved_ = history_;
     if (word == "save_full") saved_full_ = history_;
     const auto& from = word == "load" ? saved_ : word == "load_full" ? saved_full_ : std::nullopt;
     if (from) train_anew(*from);
-    if (from || word == "read_parameter" || word == "save" || word == "save_full") {
+    if (from || word == "read_parameter" || is_save(word) || word == "save_full") {
       shown_.clear();
       history_.back().completes = true;
     }

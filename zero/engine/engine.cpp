@@ -87,6 +87,7 @@ void Engine::release() {
         "The model was given to another Engine while a zero::Gathered scope of its Engine is open. "
         "Close it before.");
   }
+  complete_save();
   impl_->changes.complete_update("the start of another Engine");
   impl_.reset();
 }
