@@ -24,10 +24,10 @@ int64_t aligned(int64_t bytes) { return at::round_up<int64_t>(bytes, 64); }
 }  // namespace
 
 SaveSnapshot::SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger,
-                           int64_t staging_bytes)
+                           std::optional<int64_t> staging_bytes)
     : file_(file),
       ledger_(std::move(ledger)),
-      staging_bytes_(staging_bytes),
+      staging_bytes_(staging_bytes.value_or(0)),
       slices_(file.pieces().size()) {
   std::vector<size_t> at_once;
   for (size_t i = 0; i < slices_.size(); ++i) {
@@ -40,7 +40,7 @@ SaveSnapshot::SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger
     if (u >= of_unit_.size()) of_unit_.resize(u + 1);
     of_unit_[u].push_back(i);
   }
-  copy_aside(at_once);
+  if (staging_bytes) copy_aside(at_once);
 }
 
 int64_t SaveSnapshot::bytes_of(const std::vector<size_t>& pieces) const {

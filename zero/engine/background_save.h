@@ -42,8 +42,10 @@ namespace zero {
 class SaveSnapshot final : public TableObserver {
  public:
   /// Copies the parameters, the buffers and the factored states. Copies of other states take
-  /// `staging_bytes` at most at a time. `file` outlives the last call.
-  SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger, int64_t staging_bytes);
+  /// `staging_bytes` at most at a time. `file` outlives the last call. Without `staging_bytes`
+  /// nothing is copied: nothing may change until all is written.
+  SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger,
+               std::optional<int64_t> staging_bytes);
 
   /// Writes all values to `file`, in the order of its pieces. Called once, by one thread.
   void write(SliceFile& file);
