@@ -273,7 +273,7 @@ class Engine {
   /// With SaveOptions::background it returns when the parameters and buffers are copied, and a
   /// thread writes the states of that moment beside the steps that follow (Note [Saving beside
   /// training]). `complete_save` ends such a save; the next save and `load` call it. On a device
-  /// with memory of its own every save is complete when it returns.
+  /// with memory of its own, and with a memory budget, every save is complete when it returns.
   void save(const std::string& folder, const Attached& attached = {},
             const SaveOptions& options = {});
   /// Returns how far this rank is with the save that `complete_save` would end.

@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "zero/base/device_limit.h"
@@ -105,6 +106,10 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   auto& impl = *impl_;
   auto& group = impl.plan.group();
   impl.changes.at_boundary(kLabel);
+  // Copies from a device with memory of its own would have to be ordered with its streams, and
+  // copies would exceed a budget.
+  const bool beside =
+      options.background && !is_asynchronous(group.device()) && config().memory_budget == 0;
   const auto partial = WholeFolder::partial(folder);
   std::unique_ptr<BackgroundSave::Folder> whole;
   impl.changes.change_parameters(kLabel);
@@ -120,13 +125,14 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   comm::agree<CheckpointError>(group, kLabel, [&] {
     auto file =
         std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns);
-    auto snapshot = std::make_shared<SaveSnapshot>(*file, group.ledger(), options.staging_bytes);
+    auto snapshot = std::make_shared<SaveSnapshot>(
+        *file, group.ledger(),
+        beside ? std::optional(options.staging_bytes) : std::optional<int64_t>());
     impl.flows.table().observe(snapshot);
     impl.saving = std::make_unique<BackgroundSave>(std::move(file), std::move(snapshot), partial,
                                                    attached, std::move(whole));
   });
-  // Copies from a device with memory of its own would have to be ordered with its streams.
-  if (!options.background || is_asynchronous(group.device())) complete_save();
+  if (!beside) complete_save();
 }
 
 SaveProgress Engine::save_progress() const {
@@ -137,11 +143,14 @@ void Engine::complete_save() {
   auto& impl = *impl_;
   if (impl.saving == nullptr) return;
   const auto saving = std::exchange(impl.saving, nullptr);
+  const struct Observed {  // until the file is written, or given up
+    StateTable& table;
+    ~Observed() { table.observe(nullptr); }
+  } observed{impl.flows.table()};
   auto& group = impl.plan.group();
-  // Rank 0 waits for the files of all: where one has failed it must not.
+  // Rank 0 waits for the files of all ranks, which it must not do if one has failed.
   comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait_for_file(); });
   comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait(); });
-  impl.flows.table().observe(nullptr);
 }
 
 Attached Engine::load(const std::string& folder) {
