@@ -1029,8 +1029,8 @@ void add_program(All& all) {
        .details = "Training waits only while parameters are copied, and where a step is about "
                   "to change states that are not in the file yet and `save_staging` is "
                   "used up. A checkpoint has the states of its step, bit for bit. The last "
-                  "one of a run, and those of runs on a GPU, are written before training "
-                  "goes on.",
+                  "one of a run, and those of runs on a GPU or with `memory_budget`, are "
+                  "written before training goes on.",
        .option = "--save-in-background",
        .cost = "Until a checkpoint is complete, a copy of the parameters and `save_staging` "
                "bytes on the host."},
