@@ -42,7 +42,8 @@ Ranks choose_ranks(std::optional<int> nproc, int otherwise) {
     throw ConfigError(fmt::format("--nproc is {}, but {} has started {} ranks. Leave --nproc out.",
                                   *nproc, job.launcher, job.size));
   }
-  const int size = job.size > 1 ? job.size : nproc.value_or(otherwise);
+  const int size =
+      job.size > 1 ? job.size : nproc.value_or(job.launcher.empty() ? otherwise : job.size);
   if (size < 1) throw ConfigError(fmt::format("--nproc is {}; it should be at least 1.", size));
   return {std::move(job), size};
 }

@@ -28,8 +28,9 @@ class Ranks {
   int size_;
 };
 
-/// Returns the ranks that a launcher has started; else `nproc`, or `otherwise` where that is not
-/// given. Throws ConfigError where --nproc cannot be used.
+/// Returns the ranks that a launcher has started; if that is one, `nproc` where it is given.
+/// Without a launcher returns `nproc`, or `otherwise` where that is not given. Throws ConfigError
+/// where --nproc cannot be used.
 Ranks choose_ranks(std::optional<int> nproc, int otherwise);
 
 /// Starts the ranks, each of them this program with the subcommand's `words` and `arguments`;

@@ -1,6 +1,7 @@
 // `zero train`: GPT-2 on tokens.
 #include <fmt/format.h>
 
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <optional>
@@ -81,12 +82,28 @@ Asked run_asked_for(const CommandLine& line, const std::string& text, const std:
   return asked;
 }
 
-/// Gives a configuration the batches of another one.
-void keep_batch(fields::Json& file, const std::string& configuration) {
-  const auto batches = fields::Json::parse(configuration);
+/// Returns how many ranks the job had at first, or 0 where the launcher does not say.
+int ranks_at_first() {
+  const auto text = comm::environment_variable(comm::kFirstRanksVariable).value_or("0");
+  int ranks = 0;
+  std::from_chars(text.data(), text.data() + text.size(), ranks);
+  return ranks;
+}
+
+std::string dump(const fields::Json& json) {
+  return json.dump(-1, ' ', false, fields::Json::error_handler_t::replace);
+}
+
+/// Gives `file` the micro-batches with which a step has as many samples on `ranks` as the
+/// configuration `meant` has on `first`. Throws ConfigError where no number of them does.
+void keep_batch(fields::Json& file, const fields::Json& meant, int first, int ranks) {
+  const auto whole =
+      Settings::parse(dump(meant), first, "", {.lenient = true, .warn = [](std::string_view) {}});
+  const auto kept = fields::Json::parse(train::keep_global_batch({whole.dump(), first}, ranks));
   fields::remove(file, "train_batch_size");
-  for (const char* key : {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
-    fields::put(file, key, batches.at(key));
+  for (const char* key : {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}) {
+    if (kept.contains(key)) fields::put(file, key, kept.at(key));
+  }
 }
 
 }  // namespace
@@ -98,6 +115,8 @@ int train(const Arguments& arguments) {
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
   auto asked = run_asked_for(line, text, origin);
+  const auto as_given =
+      line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
   const bool restarted = comm::restarted();
   const auto resume = train::with_auto_resume(asked.program, restarted);
   asked.program = resume;
@@ -111,23 +130,24 @@ int train(const Arguments& arguments) {
   const auto tell = [&](std::string_view warning) {
     if (tells) warn(warning);
   };
-  // The command line of a job that goes on with other ranks than it began with is that of before.
-  const bool fewer = restarted && saved && saved->ranks != ranks.size();
-  std::string configuration;
   if (saved) {
-    configuration = asked.batch && !fewer ? saved->configuration
-                                          : train::keep_global_batch(*saved, ranks.size());
+    const auto configuration =
+        asked.batch ? saved->configuration : train::keep_global_batch(*saved, ranks.size());
     text = train::override_settings(configuration, text, origin);
     if (origin.empty()) origin = "The checkpoint";
   }
   auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
-  if (fewer) keep_batch(file, configuration);
-  auto settings = Settings::parse(file.dump(-1, ' ', false, fields::Json::error_handler_t::replace),
-                                  ranks.size(), origin, {.lenient = line.lenient, .warn = tell});
+  // The command line of a job that was started again is that of the ranks that it had at first.
+  const int first_ranks = ranks_at_first();
+  const bool fewer =
+      restarted && first_ranks > 0 && first_ranks != ranks.size() && (asked.batch || !saved);
+  if (fewer) keep_batch(file, as_given, first_ranks, ranks.size());
+  auto settings =
+      Settings::parse(dump(file), ranks.size(), origin, {.lenient = line.lenient, .warn = tell});
   line.apply(settings);
   if (fewer) {
     settings.engine.gradient_accumulation_steps =
-        file.at("gradient_accumulation_steps").get<int64_t>();
+        file.value("gradient_accumulation_steps", int64_t{1});
   }
   settings.program.resume = resume.resume;
   settings.program.resume_from = resume.resume_from;

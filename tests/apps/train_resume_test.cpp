@@ -168,15 +168,23 @@ TEST_F(TrainResume, ARankThatIsKilledCostsNoBit) {
 }
 
 TEST_F(TrainResume, TheRanksThatAreLeftKeepTheGlobalBatch) {
-  const auto words = with_steps("40", "3");
-  Program job(elastic(folder_, "2", {"--min-ranks", "1"}, words));
-  ASSERT_TRUE(folder_.wait_for_step(4));
-  kill(children_of(job.pid()).at(0), SIGKILL);
-  const auto outcome = job.wait();
-  ASSERT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("changed   ranks 2 -> 1"));
-  EXPECT_EQ(last_config()["engine"]["gradient_accumulation_steps"], 4);
-  EXPECT_EQ(folder_.steps().size(), 40u);
+  // With a checkpoint to go on from, and with none.
+  for (const auto& [every, step] : {std::pair{"3", 7}, {"1000", 2}}) {
+    const std::string run = std::string("every") + every;
+    auto words = with_steps("40", every);
+    words.insert(words.end(), {"--out", folder_.out(run)});
+    Program job(elastic(folder_, "2", {"--min-ranks", "1"}, words));
+    ASSERT_TRUE(folder_.wait_for_step(step, run));
+    kill(children_of(job.pid()).at(0), SIGKILL);
+    const auto outcome = job.wait();
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    if (step == 7) {
+      EXPECT_THAT(outcome.out, HasSubstr("changed   ranks 2 -> 1"));
+    }
+    EXPECT_THAT(outcome.out,
+                HasSubstr("512 tokens (ranks 1 x micro-batches 4 x sequences 4 x 32)"));
+    EXPECT_EQ(folder_.steps(run).size(), 40u);
+  }
 }
 
 TEST_F(TrainResume, AutoBeginsWhereThereIsNoCheckpoint) {
@@ -249,8 +257,7 @@ TEST_F(TrainResume, TakesTheNewestCheckpointThatIsSoundAndNamesTheOthers) {
   auto outcome = resume({"6", "--steps", "7"});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("rank-1-of-2.safetensors' is damaged"));
-  outcome = test::run(
-      {ZERO_PROGRAM, "train", "--resume", "auto", "--out", folder_.out(), "--steps", "6"});
+  outcome = resume({"--steps", "6"});
   EXPECT_EQ(outcome.status, 2) << "the manifest of step 6 is sound, and there is no step left";
   // From step 2 on it does again what it did.
   std::filesystem::remove(folder_.out() / "checkpoint-6/rank-1-of-2.safetensors");

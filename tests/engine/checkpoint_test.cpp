@@ -301,7 +301,7 @@ TEST(Checkpoint, ABackgroundSaveHasTheStatesOfItsMoment) {
   auto host = config(3, true);
   host.offload_optimizer.device = OffloadDevice::cpu;
   auto split = config(2, true);
-  split.bf16_split_master_weights = true;
+  split.split_master_weights = true;
   auto early = config(2, false);
   early.update_in_backward = true;
   early.gradient_clipping = 0;

@@ -59,6 +59,9 @@ std::optional<std::string> environment_variable(const std::string& name);
 /// and what it should be.
 Job job_from_environment(const Lookup& variable = environment_variable);
 
+/// `zero launch` says in it how many ranks the job had at first.
+inline constexpr const char* kFirstRanksVariable = "ZERO_FIRST_RANKS";
+
 /// Returns whether a launcher says that it has started this job before: torchrun, `zero launch`, or
 /// Slurm, which starts a job anew after a requeue (SLURM_RESTART_COUNT). Of several torchrun agents
 /// some may not know.

@@ -267,8 +267,8 @@ class Environment {
   std::vector<std::string> entries_;
 };
 
-Environment rank_environment(const LaunchAttempt& attempt, int local_rank,
-                             const LaunchStore& store) {
+Environment rank_environment(const LaunchOptions& options, const LaunchAttempt& attempt,
+                             int local_rank, const LaunchStore& store) {
   Environment environment;
   environment.set("RANK", std::to_string(attempt.first_rank() + local_rank));
   environment.set("WORLD_SIZE", std::to_string(attempt.world_size()));
@@ -280,6 +280,7 @@ Environment rank_environment(const LaunchAttempt& attempt, int local_rank,
   environment.set("MASTER_PORT", std::to_string(store.port()));
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
   environment.set(kRestartVariable, std::to_string(attempt.number));
+  environment.set(kFirstRanksVariable, std::to_string(options.nnodes * options.nproc));
   environment.set(kLauncherVariable, kOwnLauncher);
   if (!environment_variable("OMP_NUM_THREADS")) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -445,7 +446,7 @@ class Supervisor {
     const int rank = first_rank() + local_rank;
     // All that allocates happens before the fork: the store's threads may hold the allocator's
     // lock.
-    auto environment = rank_environment(attempt_, local_rank, store_);
+    auto environment = rank_environment(options_, attempt_, local_rank, store_);
     // Rank 0 makes a token for several hosts, since their launchers do not know this one.
     if (options_.nnodes == 1) environment.set(kTokenVariable, token_);
     auto variables = environment.pointers();

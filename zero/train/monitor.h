@@ -128,10 +128,10 @@ struct ValidationReport {
 struct SaveReport {
   int64_t step = 0;
   std::string path;
-  std::string failure;  ///< what was wrong, and that the run goes on; empty: it is complete
-  int64_t bytes = 0;    ///< of all its files
-  double held_ms = 0;   ///< that rank 0 spent in the save before its next step
-  double seconds = 0;   ///< from the save's begin until it was complete
+  std::string failure{};  ///< what was wrong, and that the run goes on; empty: it is complete
+  int64_t bytes = 0;      ///< of all its files
+  double held_ms = 0;     ///< that rank 0 spent in the save before its next step
+  double seconds = 0;     ///< from the save's begin until it was complete
 };
 
 /// The file that `profile` asks for has been written.

@@ -108,7 +108,8 @@ int Trainer::train() {
     if (last) {
       save_checkpoint();
     } else if (step_ % *options.save_every == 0) {
-      try_save([&] { begin_save(options.save_in_background); });
+      // Whoever may go back to a checkpoint goes back to the same one every time.
+      try_save([&] { begin_save(options.save_in_background && !options.rewind_spikes); });
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
@@ -287,6 +288,8 @@ void Trainer::begin_save(bool background) {
   save_->held_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - save_begin_)
           .count();
+  // Where it could not go on in the background it is complete.
+  if (run_.engine->save_progress() == SaveProgress::none) end_save();
 }
 
 void Trainer::end_save() {
