@@ -118,6 +118,7 @@ def main():
     parser.add_argument("--kills", type=int, default=10**9)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--verbose", action="store_true", help="print each run")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
     random_ = random.Random(arguments.seed)
@@ -166,6 +167,8 @@ def main():
             job.end()
             runs += 1
             kills += len(killed)
+            if arguments.verbose:
+                print(f"{hosts} x {ranks} ranks, {' '.join(options)}: {', '.join(killed)}", flush=True)
             for victim in killed:
                 counts[victim] = counts.get(victim, 0) + 1
             if failure:

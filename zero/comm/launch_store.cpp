@@ -104,6 +104,7 @@ std::optional<LaunchAttempt> LaunchStore::join(int attempt, const std::function<
 std::optional<std::vector<int>> LaunchStore::nodes_of(int attempt,
                                                       const std::function<bool()>& pause) {
   try {
+    store_->set(key(attempt - 1, "doomed"), "yes");
     store_->set(key(attempt, std::to_string(options_.node_rank)), "here");
     if (hosted_here_) name_nodes(attempt, pause);
     for (;;) {

@@ -48,8 +48,8 @@ class LaunchStore {
   /// Signs in for an attempt, and returns this node's place in it, or in a later one; none where
   /// the job has ended, or the user wants it to. Throws CommError where too few nodes have come.
   std::optional<LaunchAttempt> join(int attempt, const std::function<bool()>& pause);
-  /// Returns whether the attempt cannot succeed, since one of its launchers was started again.
-  /// Ranks that wait for those of that node would wait long.
+  /// Returns whether the attempt cannot succeed, since the ranks of one of its launchers have
+  /// ended. Ranks that have not met yet would wait long for them.
   bool doomed() const;
   /// Tells the other launchers that no restart would help.
   void refuse();

@@ -562,12 +562,12 @@ class Supervisor {
 
   bool watches_others() const { return options_.nnodes > 1 && options_.max_restarts > 0; }
 
-  /// Ends the ranks once the launcher of another host was started anew.
+  /// Ends the ranks once those of another host have ended, and these have had the time to say so.
   void look_at_others() {
     if (stop_at_ || doomed_ || !watches_others() || Clock::now() < look_at_) return;
     look_at_ = Clock::now() + std::chrono::milliseconds(kLookMilliseconds);
     doomed_ = store_.doomed();
-    if (doomed_) stop_at_ = Clock::now();
+    if (doomed_) stop_at_ = Clock::now() + std::chrono::seconds(1);
   }
 
   void signal_all(int number) const {
@@ -608,10 +608,6 @@ class Supervisor {
 
   int verdict() {
     if (forced_) return 128 + SIGINT;
-    if (doomed_) {
-      say("the launcher of another host was started again");
-      return kFailure;
-    }
     if (failed_) {
       const auto& process = processes_[static_cast<size_t>(*failed_ - first_rank())];
       const auto log = options_.log_dir / fmt::format("rank-{}.log", process.rank);
@@ -622,6 +618,10 @@ class Supervisor {
                              : "",
           options_.logs == RankLogs::files ? "; see " + log.string() : ""));
       return process.exit_status();
+    }
+    if (doomed_) {
+      say("the ranks of another host have ended");
+      return kFailure;
     }
     for (const auto& process : processes_) {
       if (process.failed()) return process.exit_status();
