@@ -244,8 +244,8 @@ class Engine {
 
   // Full states by name, at any stage, in fp32, with the parameter's shape. Collective; every rank
   // gets (and gives) the same. Throws ConfigError for an unknown name (naming the nearest), a
-  // frozen parameter's gradient or state, or another shape; Error between backward and step with
-  // update_in_backward.
+  // frozen parameter's gradient or state, or another shape; Error where ranks give different
+  // values (their checksums are compared), and between backward and step with update_in_backward.
 
   /// The fp32 (master) parameter.
   at::Tensor parameter(std::string_view name);
@@ -261,6 +261,7 @@ class Engine {
   /// The same of the step that ended last, one that was skipped too. Not collective.
   const std::vector<uint8_t>& gradients_used() const;
   void set_parameter(std::string_view name, const at::Tensor& value);
+  /// An undefined tensor drops the gradient: the parameter has had none then.
   void set_gradient(std::string_view name, const at::Tensor& value);
   void set_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
 
