@@ -177,7 +177,10 @@ class LibzeroAccelerator(Accelerator):
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         wanted = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(owner_of(parameter) is not None for parameter in wanted):
-            raise ConfigError("libzero does not clip gradients by value. Use accelerator.clip_grad_norm_.")
+            raise ConfigError(
+                "clip_grad_value_: the engine clips by value in its step. Give the configuration "
+                '{"gradient_clipping_value": ...}, or use accelerator.clip_grad_norm_.'
+            )
         super().clip_grad_value_(wanted, clip_value)
 
     # --- States.

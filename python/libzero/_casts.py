@@ -34,7 +34,8 @@ def install(model: torch.nn.Module, settings: dict[str, Any], inputs: bool) -> l
         return handles
     patterns = settings.get("fp32_modules", "").replace(" ", "").split(",")
     chosen: list[str] = []
-    for name, module in model.named_modules():
+    for wrapped, module in model.named_modules():
+        name = (wrapped + ".").replace("_orig_mod.", "")[:-1]  # as _compile.unwrapped
         inside = any(name.startswith(f"{outer}.") for outer in chosen)
         if name and not inside and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns if pattern):
             chosen.append(name)

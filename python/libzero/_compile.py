@@ -9,7 +9,7 @@ are no others, nor those that were compiled before `shard`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +43,12 @@ def untraced(function: _Function) -> _Function:
 def all_untraced(function: _Function) -> _Function:
     """The same of one that calls nothing of the user's: what it calls is not compiled either."""
     return torch._disable_dynamo(function)
+
+
+def unwrapped(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """Names without what torch.compile(module) puts before those of the module: what is saved is of the model, however
+    it is run."""
+    return [(name.replace("_orig_mod.", ""), tensor) for name, tensor in named]
 
 
 def install() -> None:

@@ -78,6 +78,15 @@ def counts_steps(kind: type[torch.optim.Optimizer]) -> bool:
     return kind is not torch.optim.SGD and kind is not getattr(torch.optim, "Muon", None)
 
 
+def shape_of(state: str, parameter: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a state, by torch's name. Adafactor's rows and columns have one element there."""
+    flat = {"row_var": -1, "col_var": -2}.get(state)
+    shape = list(parameter.shape)
+    if flat is not None:
+        shape[flat] = 1
+    return tuple(shape)
+
+
 def put(group: dict[str, Any], key: str, value: Any) -> None:
     """Sets a hyper-parameter of a group. One that is a tensor is filled: the program and compiled steps hold it."""
     old = group.get(key)

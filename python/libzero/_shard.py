@@ -102,7 +102,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 warnings.warn(text, stacklevel=4)
         self.group = group
         self._model = weakref.ref(model)
-        named = list(model.named_parameters(remove_duplicate=False))
+        named = _compile.unwrapped(model.named_parameters(remove_duplicate=False))
         names = {id(parameter): name for name, parameter in reversed(named)}
         groups = _options.groups_of(optimizers, names) if optimizers and native else None
         self._zero1: _zero1.PartitionedUpdates | None = None
@@ -131,10 +131,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         def again() -> list[tuple[str, torch.Tensor]] | None:
             alive = weak()
-            return None if alive is None else list(alive.named_parameters(remove_duplicate=False))
+            return None if alive is None else _compile.unwrapped(alive.named_parameters(remove_duplicate=False))
 
         _dropped.end_gone(group)
-        buffers = list(model.named_buffers(remove_duplicate=False))
+        buffers = _compile.unwrapped(model.named_buffers(remove_duplicate=False))
         self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group)
         _dropped.keep(self, self._engine, group)
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
@@ -155,7 +155,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._micro_batches = int(settings["gradient_accumulation_steps"])
         self._clipping, self._clipping_once = float(settings["gradient_clipping"]), None  # type: float, float | None
         self._zeros: set[int] = set()  # parameters whose gradient is zero where none comes
-        self._used = False  # the gradients of the last step have not been dropped
+        self._used = False  # the gradients of the last step have not been dropped,
+        self._without: set[int] = set()  # but for those of these parameters
         self._paged = self._engine.pager() is not None
         self._result: dict[str, Any] = {"grad_norm": None, "updated": False, "boundary": False}
         if self._zero1 is not None:
@@ -200,6 +201,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._result["boundary"]:
             self._states.stepped()
             self._used = True
+            self._without.clear()
             self._clip_lastingly()
         return loss
 
@@ -244,11 +246,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if set_to_none:
             self._zeros.clear()
         else:
-            flags = [self._engine.gradients_present()] + [self._engine.gradients_used()] * self._used
-            self._zeros.update(index for each in flags for index, there in enumerate(each) if there)
+            used = self._engine.gradients_used() if self._used else []
+            self._zeros.update(index for index, there in enumerate(used) if there and index not in self._without)
+            self._zeros.update(index for index, there in enumerate(self._engine.gradients_present()) if there)
         self._used = False
         self._clip_lastingly()
         self._engine.drop_gradients()
+
+    def forget_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Some parameters have no gradient any more, not one of zeros either."""
+        given = {id(parameter) for parameter in parameters}
+        by_id = {name: key for key, name in self._names.items()}
+        indices = {index for index, name in enumerate(self._engine.parameter_names) if by_id[name] in given}
+        self._zeros -= indices
+        self._without |= indices
 
     def _set_zeros(self) -> None:
         present, names = self._engine.gradients_present(), self._engine.parameter_names
@@ -321,6 +332,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._states.clear()
             self._states.update(states)
 
+    def __getattr__(self, name: str) -> Any:
+        # An optimizer that runs as it is may have more than torch's class (schedule-free: `train` and `eval`).
+        zero1 = self.__dict__.get("_zero1")
+        if zero1 is None or name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return zero1.own(self, name)
+
     # --- What a step was.
 
     @property
@@ -366,7 +384,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         model = self._model()
         if isinstance(parameter, torch.Tensor) or model is None:
             return parameter  # type: ignore[return-value]
-        named = dict(model.named_parameters(remove_duplicate=False))
+        named = dict(_compile.unwrapped(model.named_parameters(remove_duplicate=False)))
         if parameter not in named:
             raise ConfigError(f"The model has no parameter '{parameter}'.")
         return named[parameter]
@@ -392,9 +410,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         backward and `step`. Collective."""
         return self._engine.gradient(self.name_of(parameter))
 
-    def set_gradient(self, parameter: str | torch.Tensor, value: torch.Tensor) -> None:
-        """Puts a mean gradient in the place of what backward has brought. Collective."""
+    def set_gradient(self, parameter: str | torch.Tensor, value: torch.Tensor | None) -> None:
+        """Puts a mean gradient in the place of what backward has brought, the same on every rank; None drops it, so
+        that `step` leaves the parameter alone. Collective."""
         self._engine.set_gradient(self.name_of(parameter), value)
+        if value is None:
+            self.forget_zeros([self._tensor_of(parameter)])
 
     def optimizer_state(self, parameter: str | torch.Tensor, state: str) -> torch.Tensor:
         """A whole state of the optimizer, by torch's name ("exp_avg"). Collective."""
@@ -405,7 +426,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self._engine.optimizer_state(self.name_of(parameter), state)
 
     def set_optimizer_state(self, parameter: str | torch.Tensor, state: str, value: torch.Tensor) -> None:
-        """Sets it. Collective."""
+        """Sets it, to the same value on every rank. Collective."""
         self._refuse_partitioned("set_optimizer_state")
         self._states.write_back()
         self._states.stepped()
@@ -439,11 +460,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._engine.visit_parameters(keep)
         if self.group.rank != 0:
             return {}
-        by_tensor = {id(parameter): name for name, parameter in model.named_parameters()}
-        whole = model.state_dict(keep_vars=True)
+        # A model's own state_dict() may leave parts out, rename or take no arguments: its values are known by their
+        # memory.
+        by_place = {_place(parameter): self.name_of(parameter) for parameter in model.parameters()}
         return {
-            name: values[by_tensor[id(value)]] if id(value) in by_tensor else _plain(value)
-            for name, value in whole.items()
+            name: values[by_place[_place(value)]] if _place(value) in by_place else _plain(value)
+            for name, value in model.state_dict().items()
         }
 
     # --- Saving.
@@ -472,8 +494,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         first = self.group.rank == 0
-        groups = _zero1.send_object(state_dict["param_groups"] if first else None, 0, self.group)
-        _zero1.check_groups(self, {"param_groups": groups})
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        trained = [(index, each) for index, each in enumerate(parameters) if self.name_of(each) in self._trainable]
+
+        def problem() -> str:
+            found = (self._states.problem(each, state_dict["state"].get(index, {})) for index, each in trained)
+            return next(filter(None, found), "")
+
+        groups = _zero1.saved_groups(self, state_dict, problem)
         for index, saved in enumerate(groups):
             for key in _options.keys_of(self._kinds[index]):
                 mine = self._fixed[index].get(key)
@@ -496,12 +524,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     _options.put(group, key, value)
             raise
         saved_states = state_dict["state"] if first else {}
-        index = 0
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if self.name_of(parameter) in self._trainable:
-                    self._states[parameter] = saved_states.get(index, {})
-                index += 1
+        for index, parameter in trained:
+            self._states.put(parameter, saved_states.get(index, {}))
 
     def groups_as_saved(self) -> list[dict[str, Any]]:
         """The groups without their parameters: what a file of `save` or `save_full` lacks."""
@@ -636,6 +660,13 @@ def _check_shapes(model: torch.nn.Module) -> None:
                 f"'{name}' has no shape yet (a lazy module). Run the model forward once, on inputs of the shapes to come, "
                 "before the torch optimizer and libzero.shard."
             )
+
+
+def _place(value: Any) -> Any:
+    # Tells whose elements a tensor has, whether these are there or not.
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return _tensor.storage_of(value), value.storage_offset(), value.shape, value.stride()
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from . import _options
+from . import _options, _zero1
 from ._C import ConfigError, Error
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ class Owners(Protocol):
 
     def fetch(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Copies of a parameter's states on every rank; {} where it has none."""
+
+    def problem(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> str:
+        """What keeps the parameter from having these; "": nothing. Not collective."""
 
     def store(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
         """Puts rank 0's `states` in the place of all that the parameter has; {}: it has none then."""
@@ -79,9 +82,19 @@ class States(MutableMapping):  # type: ignore[type-arg]
     def __setitem__(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
         self._name(parameter)
         values = dict(states)
+        told = _zero1.send_object(self.problem(parameter, values) if self._group.rank == 0 else "", 0, self._group)
+        if told:
+            raise ConfigError(told)
+        self.put(parameter, values)
+
+    def put(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
+        """The same, of what `problem` has none with."""
         self.write_back()
         self._forget(parameter)
-        self._owners.store(parameter, values)
+        self._owners.store(parameter, states)
+
+    def problem(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> str:
+        return self._owners.problem(parameter, states)
 
     def __delitem__(self, parameter: torch.Tensor) -> None:
         if parameter not in self:
@@ -276,6 +289,24 @@ class EngineStates:
         if not steps and "sum" in states:
             states["sum"] += first
         return states
+
+    def problem(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> str:
+        optimizer, name, names, counted, _ = self._of(parameter)
+        given = {key for key, value in states.items() if value is not None}
+        wanted = {*names, "step"} if counted else set(names)
+        if not given:
+            return ""
+        if not wanted <= given <= wanted | {"step"}:
+            kind = optimizer._kinds[self._group_of[id(parameter)]].__name__
+            return (
+                f"Parameter '{name}' was given the optimizer states {sorted(given)}; {kind} has {sorted(wanted)}. Give "
+                "it those of the same kind of optimizer, or {} to begin anew."
+            )
+        for key in names:
+            shape = _options.shape_of(key, parameter)
+            if states[key].shape != shape:
+                return f"State '{key}' of parameter '{name}' has shape {tuple(states[key].shape)}; it must be {tuple(shape)}."
+        return ""
 
     def store(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
         optimizer, name, names, _, _ = self._of(parameter)

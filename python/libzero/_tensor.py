@@ -152,7 +152,8 @@ def _set_grad(self: torch.Tensor, gradient: torch.Tensor | None) -> None:
             what = "Dropping" if gradient is None else "Setting"
             raise Error(
                 f"{what} .grad of parameter '{owner.name_of(self)}' changes nothing: libzero keeps its gradient. Use "
-                "opt.set_gradient(p, value) between backward and step, opt.zero_grad() to drop those of all. "
+                "opt.set_gradient(p, value) between backward and step, with None to drop it, opt.zero_grad() to drop "
+                "those of all. "
                 "(opt: what libzero.shard returned.)"
             )
     _grad.__set__(self, gradient)
@@ -181,12 +182,15 @@ def _zero_grad(method: Any, self: torch.nn.Module, set_to_none: bool = True) -> 
     mine = list(self.parameters())
     owned = {id(owner): owner for owner in map(owner_of, mine) if owner is not None}
     owners = {key: owner for key, owner in owned.items() if owner.pending or not set_to_none}
+    for key, owner in owned.items():
+        if key not in owners:
+            owner.forget_zeros(mine)
     for owner in owners.values():
         those = {id(parameter) for parameter in mine}
         if not all(id(each) in those for group in owner.param_groups for each in group["params"]):
             raise Error(
                 "zero_grad() of a part of a sharded model: libzero drops the gradients of all its parameters or of "
-                "none. Call opt.zero_grad(), or opt.set_gradient(p, torch.zeros_like(p)) for single ones. (opt: what "
+                "none. Call opt.zero_grad(), or opt.set_gradient(p, None) for single ones. (opt: what "
                 "libzero.shard returned.)"
             )
         owner.zero_grad(set_to_none)

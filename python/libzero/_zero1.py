@@ -15,7 +15,7 @@ import copy
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,6 +96,7 @@ class PartitionedUpdates:
         self._stage = int(settings["zero_optimization"]["stage"])
         self._micro_batches = int(settings["gradient_accumulation_steps"])
         self._clipping = float(settings["gradient_clipping"])
+        self._largest = float(settings.get("gradient_clipping_value", 0.0))
         self._gradients: list[tuple[_Item, torch.Tensor]] = []
         parameters = [parameter for each in optimizer.param_groups for parameter in each["params"]]
         owners = _deal(parameters, group.size) if self._stage else [group.rank] * len(parameters)
@@ -165,19 +166,41 @@ class PartitionedUpdates:
             return
         norm = result["grad_norm"]
         factor = self._clipping / (norm + 1e-6) if 0 < self._clipping < norm else 1.0
-        with sharded.gathered(write=True):
-            self._follow_writes()
+        with self._updating(sharded):
             for item, gradient in gradients:
                 if factor < 1:
                     gradient.mul_(factor)
+                if self._largest:
+                    gradient.clamp_(-self._largest, self._largest)
                 _tensor.set_grad(item.updated, gradient)
             del gradients
             try:
-                with self._owned():
-                    self._optimizer.step()
+                self._optimizer.step()
             finally:
                 for item in self._items:
                     _tensor.set_grad(item.updated, None)
+
+    def own(self, sharded: ShardedOptimizer, name: str) -> Any:
+        """An attribute of the optimizer's own class. A function runs as a step does, on what each rank owns, and what
+        it writes to parameters goes to all: collective."""
+        value = getattr(self._optimizer, name)
+        if not callable(value):
+            return value
+
+        @torch.no_grad()
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            with self._updating(sharded):
+                return value(*arguments, **keywords)
+
+        return call
+
+    @contextlib.contextmanager
+    def _updating(self, sharded: ShardedOptimizer) -> Iterator[None]:
+        # The parameters of all ranks become those that the optimizer writes inside.
+        with sharded.gathered(write=True):
+            self._follow_writes()
+            with self._owned():
+                yield
             for item in self._items:
                 if item.updated is not item.parameter:
                     item.parameter.copy_(item.updated)
@@ -268,6 +291,9 @@ class PartitionedUpdates:
     def fetch(self, parameter: torch.Tensor) -> dict[str, Any]:
         return self._state_of(self._item(parameter), self._group)
 
+    def problem(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> str:
+        return ""  # torch's own optimizer says
+
     def store(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
         item, values = self._item(parameter), send_object(dict(states), 0, self._group)
         if item.owner == self._rank:
@@ -283,8 +309,7 @@ class PartitionedUpdates:
     def load_state_dict(self, sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
         """Rank 0's counts; each owner keeps the states of its parameters. Collective."""
         group = sharded.group
-        groups = send_object(state_dict["param_groups"] if self._rank == 0 else None, 0, group)
-        check_groups(sharded, {"param_groups": groups})
+        groups = saved_groups(sharded, state_dict)
         states: list[dict[str, Any]] = []
         for index in range(len(self._items)):
             saved = send_object(state_dict["state"].get(index, {}) if self._rank == 0 else {}, 0, group)
@@ -371,9 +396,24 @@ def send_object(value: Any, root: int, group: _C.Group) -> Any:
     return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)
 
 
-def check_groups(sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
-    """Throws ConfigError unless the state dict is of as many parameters in the same groups."""
-    mine = [len(group["params"]) for group in sharded.param_groups]
-    theirs = [len(group["params"]) for group in state_dict["param_groups"]]
-    if mine != theirs:
-        raise ConfigError(f"The state dict has groups of {theirs} parameters; this optimizer has {mine}.")
+def saved_groups(
+    sharded: ShardedOptimizer, state_dict: dict[str, Any], problem: Callable[[], str] = str
+) -> list[dict[str, Any]]:
+    """The groups of rank 0's state dict. Throws ConfigError, on every rank, unless it is a state dict of as many
+    parameters in the same groups, and `problem`, which is asked on rank 0, has none. Collective."""
+    told, groups = "", None
+    if sharded.group.rank == 0:
+        missing = [key for key in ("state", "param_groups") if key not in state_dict]
+        if missing:
+            told = f"What opt.load_state_dict was given on rank 0 has no '{missing[-1]}': it is no optimizer's state dict."
+        else:
+            groups = state_dict["param_groups"]
+            mine = [len(group["params"]) for group in sharded.param_groups]
+            theirs = [len(group["params"]) for group in groups]
+            told = problem()
+            if mine != theirs:
+                told = f"The state dict has groups of {theirs} parameters; this optimizer has {mine}."
+    told, groups = send_object((told, groups), 0, sharded.group)
+    if told:
+        raise ConfigError(told)
+    return groups

@@ -39,7 +39,10 @@ from ._shard import ShardedOptimizer, shard
 
 __all__ = ["LibzeroStrategy"]
 
-_BY_VALUE = "libzero does not clip gradients by value. Use gradient_clip_algorithm='norm'."
+_BY_VALUE = (
+    "gradient_clip_algorithm='value' of the Trainer: the engine clips by value in its step. Leave gradient_clip_val out, "
+    "and give LibzeroStrategy gradient_clipping_value=...; or use gradient_clip_algorithm='norm'."
+)
 
 
 class _Precision(Precision):

@@ -287,7 +287,10 @@ void bind_engine(py::module_& module) {
              if (!gradient.defined()) return {};
              return gradient;
            })
-      .def("set_gradient", waiting(&Engine::set_gradient))
+      .def("set_gradient",
+           [](PyEngine& self, std::string_view name, const std::optional<at::Tensor>& value) {
+             released([&] { self.get().set_gradient(name, value.value_or(at::Tensor())); });
+           })
       .def("gradients_present", waiting(&Engine::gradients_present))
       .def("gradients_used", [](PyEngine& self) { return self.get().gradients_used(); })
       .def("optimizer_state", waiting(&Engine::optimizer_state))

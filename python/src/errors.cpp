@@ -31,6 +31,7 @@ constexpr std::array kNames{
     Pair{"torch::optim::Optimizer", "torch.optim.Optimizer"},
     Pair{"zero::ZeroRedundancyOptimizer", "libzero.shard with native=False"},
     Pair{"zero::AdamW{} to the constructor", "a torch.optim.AdamW to libzero.shard"},
+    Pair{"comm::Group::broadcast", "libzero.group().broadcast(values, rank)"},
     Pair{"Engine::visit_parameters, Engine::save_full", "opt.full_state_dict(), opt.save_full"},
     Pair{"Engine::visit_parameters", "opt.full_state_dict()"},
     Pair{"Engine::step", "opt.step()"},

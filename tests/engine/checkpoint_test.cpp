@@ -249,6 +249,32 @@ TEST(Checkpoint, LoadsWhereOthersAreFrozen) {
   EXPECT_EQ(loaded.at("a.bias.steps").item<int64_t>(), 3);
 }
 
+TEST(Checkpoint, WhatWasSavedBeforeTheFirstStepBeginsAnew) {
+  const TemporaryFolder folder;
+  const std::vector<Optimizer> optimizers{AdamW{.lr = 1e-2, .weight_decay = 0.1},
+                                          Sgd{.lr = 0.1, .momentum = 0.9}, Adagrad{.lr = 1e-2},
+                                          Adafactor{.lr = 1e-2}};
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const auto& optimizer : optimizers) {
+      for (const bool whole : {false, true}) {
+        const auto path = folder.path() / (whole ? "whole.safetensors" : "shards");
+        const auto run = [&](bool restores) {
+          return run_at(on(2, config(stage), optimizer), [&](Engine& engine, Net& net) {
+            if (restores) {
+              whole ? engine.save_full(path) : engine.save(path);
+              train(engine, net, 2, 7);
+              whole ? engine.load_full(path) : static_cast<void>(engine.load(path));
+              EXPECT_EQ(engine.steps(), 0);
+            }
+            train(engine, net, 2);
+          });
+        };
+        expect_same(run(true), run(false));
+      }
+    }
+  }
+}
+
 TEST(Checkpoint, GivesEachRankItsBuffersAndWhatItHasAttached) {
   const TemporaryFolder folder;
   const auto path = (folder.path() / "run").string();

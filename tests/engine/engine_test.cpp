@@ -496,10 +496,14 @@ TEST(EngineStates, AreReadableAndWritableByNameAtEveryStage) {
         EXPECT_EQ(gradient.sizes(), net->a->bias.sizes());
         EXPECT_GT(gradient.abs().max().template item<float>(), 0);
         engine.set_gradient("a.bias", torch::full({33}, 0.5));
+        engine.set_gradient("b.weight", {});  // it has none, and stays
+        EXPECT_FALSE(engine.gradient("b.weight").defined());
         EXPECT_TRUE(torch::allclose(engine.gradient("a.bias"), torch::full({33}, 0.5), 1e-2, 0));
         EXPECT_TRUE(engine.step().updated);
         EXPECT_TRUE(torch::allclose(engine.optimizer_state("a.bias", "exp_avg"),
                                     torch::full({33}, 0.05), 1e-2, 0));
+        EXPECT_TRUE(torch::equal(engine.parameter("b.weight"), original));
+        EXPECT_EQ(engine.parameter_steps("b.weight"), 0);
         const auto value = torch::arange(33 * 29).view({29, 33}).to(at::kFloat) * 0.001;
         engine.set_parameter("b.weight", value);
         EXPECT_TRUE(torch::equal(engine.parameter("b.weight"), value));

@@ -581,6 +581,38 @@ TEST(LifecycleStep, AWriteThatIsNotTheSameOnAllRanksIsAnErrorThatTellsTheRemedy)
   });
 }
 
+TEST(LifecycleStep, AValueByNameThatIsNotTheSameOnAllRanksIsAnErrorAndChangesNothing) {
+  at_every_stage(3, [](int stage, auto group) {
+    const auto run = [&](bool refused) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{.lr = 1e-2}, config(stage), group);
+      train(engine, *net, 1);
+      engine.backward(loss_of(*net, group->rank(), 1));
+      // One rank gives other values, or another shape.
+      for (const bool shape : {false, true}) {
+        if (!refused) break;
+        const auto value = shape ? torch::ones({29, group->rank() == 2 ? 32 : 33})
+                                 : torch::full({29, 33}, group->rank() == 1 ? 2.0 : 1.0);
+        const auto told = AllOf(HasSubstr(shape ? "b.weight on rank 2" : "b.weight on rank 1"),
+                                HasSubstr("Group::broadcast"));
+        EXPECT_THAT(message_of<Error>([&] { engine.set_parameter("b.weight", value); }), told);
+        EXPECT_THAT(message_of<Error>([&] { engine.set_gradient("b.weight", value); }), told);
+        EXPECT_THAT(
+            message_of<Error>([&] { engine.set_optimizer_state("b.weight", "exp_avg", value); }),
+            told);
+      }
+      EXPECT_TRUE(engine.step().updated);
+      if (refused) {
+        EXPECT_THAT(message_of<Error>([&] { engine.set_parameter_steps("a.bias", group->rank()); }),
+                    HasSubstr("a.bias on ranks"));
+      }
+      train(engine, *net, 1, 2);
+      return weights(engine);
+    };
+    expect_equal(run(true), run(false));
+  });
+}
+
 TEST(LifecycleStep, WaitsForThreadsThatReadParameters) {
   run_as_threads(2, [](auto group) {
     auto net = std::make_shared<Net>();

@@ -18,7 +18,7 @@ from typing import Any
 try:
     import lightning
     import torch
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
@@ -62,7 +62,7 @@ class Net(lightning.LightningModule):
         self.batches += 1
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         self.seen["loss"].append(self.trainer.strategy.reduce(loss.detach().clone().float()).item())
-        self.seen["lr"].append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        self.seen["lr"].append(float(self.trainer.optimizers[0].param_groups[-1]["lr"]))
         return loss
 
     def validation_step(self, batch: Any, index: int) -> None:
@@ -130,6 +130,23 @@ class Sometimes(Net):
             self.clip_gradients(optimizer, 0.05, "norm")
 
 
+class Odd(Net):
+    """A group without parameters, a rate that is a tensor, a layer that is frozen in some steps, gradients of zeros, and
+    an accumulation that changes."""
+
+    def on_train_batch_start(self, batch: Any, index: int) -> None:
+        self.net[0].requires_grad_(self.global_step not in (5, 6, 7, 8))
+
+    def optimizer_zero_grad(self, epoch: int, index: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [], "weight_decay": 0.5}, {"params": list(self.parameters())}]
+        optimizer = torch.optim.AdamW(groups, lr=torch.tensor(1e-2))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
 def loader(samples: int, shuffle: bool = False) -> torch.utils.data.DataLoader:
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(samples, 8, generator=generator)
@@ -147,7 +164,7 @@ def trainer_of(strategy: Any, ranks: int, **more: Any) -> lightning.Trainer:
 
 def strategy_of(stage: int | None, **keywords: Any) -> Any:
     if stage is None:
-        return "ddp"
+        return "ddp_find_unused_parameters_true"
     return libzero.lightning.LibzeroStrategy({"zero_optimization": {"stage": stage, **SMALL}, **keywords})
 
 
@@ -213,6 +230,27 @@ def test_clipping(group: Any) -> None:
     )
     by_file = run(3, group, gradient_clip_val=None, config={"gradient_clipping": 0.05})
     equal(by_file, run(3, group, gradient_clip_val=0.05), "gradient_clipping of the configuration")
+
+
+@ranks(2)
+def test_odd_loops(group: Any) -> None:
+    def more() -> Any:
+        return {"module": Odd(), "callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}
+
+    plain, _ = run(None, group, **more())
+    with shared_folder() as folder:
+        for stage in STAGES:
+            saver = ModelCheckpoint(folder / str(stage), filename="{epoch}", save_top_k=-1)
+            given = more()
+            given["callbacks"].append(saver)
+            trainer, module = fit(stage, group, enable_checkpointing=True, **given)
+            near(module.seen, plain)
+            if stage == 3:  # while the layer is frozen
+                final = weights(trainer)
+                seen, values = run(2, group, resume=folder / "3" / "epoch=0.ckpt", **more())
+                rest = {key: value[-len(seen[key]) :] for key, value in module.seen.items()}
+                near(seen, rest)
+                assert group.rank or all(torch.allclose(values[name], final[name], atol=1e-6) for name in final)
 
 
 @ranks(2)

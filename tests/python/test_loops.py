@@ -8,75 +8,10 @@ import warnings
 import torch
 from torch import nn
 
+from pairs import KINDS, STAGES, Pair, near, pairs
 from support import batch, expect, main, mlp, ranks, through_a_file
 
 import libzero
-
-STAGES = (0, 1, 2, 3)
-KINDS = {
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, initial_accumulator_value=0.1),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2, weight_decay=0.1),  # runs as it is, at stages 0 and 1
-}
-
-
-def near(got, expected, where, tolerance=2e-5):
-    for name, value in expected.items():
-        difference = (got[name].float() - value.detach().float()).abs().max().item()
-        assert difference < tolerance, (where, name, difference)
-
-
-class Pair:
-    """The same loop twice: a sharded model, and a plain one that gets the mean of all ranks' losses."""
-
-    def __init__(self, group, stage, make=KINDS["AdamW"], model=None, groups=None, **keywords):
-        self.group, self.stage = group, stage
-        self.model = model() if model is not None else mlp()
-        self.plain = copy.deepcopy(self.model)
-        groups = groups or (lambda m: list(m.parameters()))
-        self.torch = make(groups(self.plain))
-        zero = {"stage": stage, "stage3_max_live_parameters": 0}
-        settings = {"zero_optimization": zero, "gradient_clipping": 0, **keywords}
-        self.opt = libzero.shard(self.model, make(groups(self.model)), settings)
-
-    def backward(self, step, of=None):
-        of = of or (lambda model, x: model(x).pow(2).mean())
-        of(self.model, batch(self.group.rank, step)).backward()
-        losses = [of(self.plain, batch(rank, step)) for rank in range(self.group.size)]
-        (sum(losses) / len(losses)).backward()
-
-    def step(self, step, each=lambda optimizer, model: None, of=None):
-        self.backward(step, of)
-        self.both(each)
-        self.update()
-
-    def update(self):
-        self.opt.step()
-        self.torch.step()
-        self.zero_grad()
-
-    def zero_grad(self, **keywords):
-        self.opt.zero_grad(**keywords)
-        self.torch.zero_grad(**keywords)
-
-    def both(self, action):
-        return action(self.opt, self.model), action(self.torch, self.plain)
-
-    def check(self, where, tolerance=2e-5):
-        got = {name: self.opt.parameter(name) for name, _ in self.plain.named_parameters()}
-        near(got, dict(self.plain.named_parameters()), (where, self.stage), tolerance)
-
-    def close(self, where, tolerance=2e-5):
-        self.check(where, tolerance)
-        self.opt.close()
-
-
-def pairs(group, kinds=("AdamW",), **keywords):
-    for kind in kinds:
-        for stage in STAGES if kind != "NAdam" else STAGES[:2]:
-            yield kind, Pair(group, stage, KINDS[kind], **keywords)
 
 
 class Branches(nn.Module):
@@ -217,6 +152,22 @@ def test_gradients_of_zero(group):
         pair.backward(5, first)  # and stays as it is again
         pair.update()
         pair.close(kind)
+    # None of a module's that has dropped them, as Lightning does before it validates, or of a part's.
+    for kind, pair in pairs(group, ("SGD", "NAdam"), model=Branches):
+        for whose in (lambda model: model, lambda model: model.second):
+            pair.backward(0)
+            pair.opt.step()
+            pair.torch.step()
+            for step in range(1, 4):
+                if step > 1:
+                    pair.both(lambda _, model: whose(model).zero_grad())
+                pair.zero_grad(set_to_none=False)
+                pair.backward(step, first)
+                pair.opt.step()
+                pair.torch.step()
+            pair.check((kind, "dropped by the module"))
+            pair.zero_grad()
+        pair.opt.close()
     # What has come is dropped.
     for kind, pair in pairs(group, ("SGD",)):
         pair.step(0)
@@ -244,6 +195,12 @@ def test_arguments_of_clipping(group):
             pair.opt.clip_grad_norm_(1.0, error_if_nonfinite=True)
         pair.opt.zero_grad()
         pair.close("not finite")
+    for kind, pair in pairs(group, ("SGD", "NAdam"), gradient_clipping_value=0.01):
+        for step in range(2):
+            pair.backward(step)
+            nn.utils.clip_grad_value_(pair.plain.parameters(), 0.01)
+            pair.update()
+        pair.close((kind, "by value"))
 
 
 @ranks(2)
@@ -440,6 +397,37 @@ def test_writes_of_one_rank(group):
                 pair.both(lambda _, model: model[0].weight.clamp_(-0.1, 0.1))
             pair.step(step)
         pair.close("the same")
+
+
+@ranks(2)
+def test_values_of_one_rank(group):
+    for _, pair in pairs(group):
+        pair.step(0)
+        pair.backward(1)
+        opt, p = pair.opt, pair.model[0].weight
+        mine = torch.full(p.shape, float(group.rank))
+        for call in (
+            lambda: opt.set_parameter(p, mine),
+            lambda: opt.set_gradient(p, mine),
+            lambda: opt.set_gradient(p, mine if group.rank else None),
+            lambda: opt.set_optimizer_state(p, "exp_avg", mine),
+            lambda: opt.set_parameter(p, torch.ones(32, 8 + group.rank)),
+        ):
+            with expect(libzero.Error, "0.weight on rank 1", "libzero.group().broadcast"):
+                call()
+        pair.update()
+        pair.close("refused")
+
+
+@ranks(2, alone=True)
+def test_a_value_that_one_rank_alone_gives(group):
+    group = libzero.group(timeout=20)
+    pair = Pair(group, 0)
+    pair.backward(0)
+    with expect(libzero.CommError, "opt.set_gradient 0.weight", "rank 1"):
+        if group.rank == 0:
+            pair.opt.set_gradient("0.weight", torch.ones(32, 8))
+        pair.opt.step()
 
 
 @ranks(2)

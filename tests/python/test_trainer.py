@@ -70,6 +70,25 @@ def sums(state: dict[str, torch.Tensor]) -> list[str]:
     return [hashlib.sha256(each).hexdigest()[:16] for each in bits]
 
 
+# Both loops may be odd: a group without parameters, a rate that is a tensor, a table that is frozen, and a
+# layer that is frozen in steps 2 and 3 (from 0), at the end of which a checkpoint is made.
+
+
+def oddly(model: Any) -> Any:
+    model.transformer.wte.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW([{"params": [], "weight_decay": 0.5}, {"params": trained}], lr=torch.tensor(1e-3))
+
+
+def freeze(model: Any, step: int) -> None:
+    model.transformer.h[0].requires_grad_(step not in (2, 3))
+
+
+class Freezes(transformers.TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        freeze(model, state.global_step)
+
+
 # --- What a rank does. Each job returns what it has seen, as JSON; rank 0's counts.
 
 
@@ -90,11 +109,13 @@ def seen_by(trainer: Any) -> dict[str, Any]:
 
 def trainer_job(
     folder: str, size: int, stage: int | None = None, resume: str = "", model: Any = None, evaluate_first: bool = False,
-    **more: Any,
+    odd: bool = False, **more: Any,
 ) -> dict[str, Any]:
     """One run of LibzeroTrainer, or of Trainer with stage None."""
     model = model or gpt2()
-    common = dict(train_dataset=Tokens(1), eval_dataset=Tokens(2, 32, whole=True))
+    common: dict[str, Any] = dict(train_dataset=Tokens(1), eval_dataset=Tokens(2, 32, whole=True))
+    if odd:
+        common |= dict(optimizers=(oddly(model), None), callbacks=[Freezes()])
     if stage is None:
         trainer = transformers.Trainer(model, arguments(folder, 8 // size, **more), **common)
     else:
@@ -124,7 +145,7 @@ def trainer_job(
 
 def accelerate_job(
     folder: str, size: int, stage: int | None = None, resume: str = "", steps: int = 6, bf16: bool = False,
-    own_schedule: bool = False,
+    own_schedule: bool = False, odd: bool = False,
 ) -> dict[str, Any]:
     """A loop over accelerate, with micro-batches; plain Accelerator with stage None."""
     common: dict[str, Any] = dict(gradient_accumulation_steps=2, step_scheduler_with_optimizer=not own_schedule)
@@ -137,7 +158,7 @@ def accelerate_job(
             settings(stage), mixed_precision="bf16" if bf16 else None, **common
         )
     model = gpt2()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = oddly(model) if odd else torch.optim.AdamW(model.parameters(), lr=1e-3)
     # accelerate steps a scheduler once for each process.
     divisor = 1 if own_schedule else size
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / divisor))
@@ -149,6 +170,8 @@ def accelerate_job(
         loader = accelerator.skip_first_batches(loader, 6)
     seen: dict[str, Any] = {"loss": [], "grad_norm": [], "lr": [], "mine": []}
     for batch in loader:
+        if odd:
+            freeze(model, len(seen["lr"]) + 3 * bool(resume))
         with accelerator.accumulate(model):
             # Of one length, so that means over ranks are means over the batch.
             loss = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
@@ -161,9 +184,9 @@ def accelerate_job(
             optimizer.step()
             if accelerator.sync_gradients or not own_schedule:
                 scheduler.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not odd or len(seen["lr"]) + 3 * bool(resume) > 1)
         if accelerator.sync_gradients:
-            seen["lr"].append(scheduler.get_last_lr()[0])
+            seen["lr"].append(float(scheduler.get_last_lr()[-1]))
             if len(seen["lr"]) == 3 and not resume:
                 accelerator.save_state(os.path.join(folder, "state"))
         if len(seen["lr"]) == steps:
@@ -317,7 +340,11 @@ MICRO_BATCHES = {"bf16": True, "gradient_accumulation_steps": 2, "max_steps": 3}
 def check_all(checks: Checks, folder: str) -> None:
     checkpoint, state = os.path.join(folder, "stage 3", "checkpoint-3"), os.path.join(folder, "accelerate 3", "state")
     of_plain = os.path.join(folder, "plain", "checkpoint-3")
-    plain = start(folder, 1, "python", {"plain": ("trainer", CHECKPOINTS), "accelerate": ("accelerate", {})})
+    odd = {"odd": True, **CHECKPOINTS}
+    plain = start(folder, 1, "python", {
+        "plain": ("trainer", CHECKPOINTS), "accelerate": ("accelerate", {}),
+        "plain, odd": ("trainer", odd), "accelerate, odd": ("accelerate", {"odd": True}),
+    })  # fmt: skip
     jobs: Jobs = {f"stage {stage}": ("trainer", {"stage": stage, **CHECKPOINTS}) for stage in (0, 3)}
     jobs |= {f"accelerate {stage}": ("accelerate", {"stage": stage}) for stage in (0, 1, 2, 3)}
     jobs |= {f"resumed {stage}": ("trainer", {"stage": stage, "resume": checkpoint}) for stage in (2, 3)}
@@ -333,6 +360,12 @@ def check_all(checks: Checks, folder: str) -> None:
         jobs[f"best {stage}"] = ("trainer", {"stage": stage, **BEST})
         jobs[f"LoRA, best {stage}"] = ("trainer", {"stage": stage, "lora": True, **BEST})
     jobs |= {f"micro-batches {stage}": ("trainer", {"stage": stage, **MICRO_BATCHES}) for stage in (2, 3)}
+    for stage in (0, 3):
+        jobs[f"odd {stage}"] = ("trainer", {"stage": stage, **odd})
+        jobs[f"accelerate, odd {stage}"] = ("accelerate", {"stage": stage, "odd": True})
+    of_odd = os.path.join(folder, "odd 3", "checkpoint-3"), os.path.join(folder, "accelerate, odd 3", "state")
+    jobs["odd, resumed"] = ("trainer", {"stage": 2, "resume": of_odd[0], **odd})
+    jobs["accelerate, odd, resumed"] = ("accelerate", {"stage": 2, "resume": of_odd[1], "steps": 3, "odd": True})
     jobs["dropped"] = ("dropped", {})
     two = start(folder, 2, "zero launch", jobs)
     checks.holds("what is dropped on all ranks ends at the next shard", two["dropped"]["kept"][0] <= 2, two["dropped"])
@@ -345,6 +378,14 @@ def check_all(checks: Checks, folder: str) -> None:
     checks.near(
         "Trainer, plain Trainer's checkpoint resumed at stage 3", two["plain, resumed"], plain["plain"], NUMBERS[:3]
     )
+    checks.equal("Trainer, odd, stages 3 and 0", two["odd 3"], two["odd 0"], but=("best",))
+    checks.near("Trainer, odd, stage 0 and plain Trainer", two["odd 0"], plain["plain, odd"], NUMBERS)
+    checks.equal("Trainer, odd, resumed while frozen", two["odd, resumed"], two["odd 3"], but=("best", "eval_loss"))
+    for stage in (0, 3):
+        name = f"accelerate, odd {stage}"
+        checks.near(f"{name} and plain accelerate", two[name], plain["accelerate, odd"], ("loss", "grad_norm", "lr"))
+    whole = {"weights": two["accelerate, odd 3"]["weights"], "loss": two["accelerate, odd 3"]["loss"][6:]}
+    checks.equal("accelerate, odd, load_state while frozen", two["accelerate, odd, resumed"], whole)
     for name in ("bf16", "fp16", "best", "LoRA, best"):
         checks.equal(f"Trainer, {name}, stages 3 and 0", two[f"{name} 3"], two[f"{name} 0"], but=("best",))
     checks.equal("Trainer, bf16, 2 micro-batches, stages 3 and 2", two["micro-batches 3"], two["micro-batches 2"])

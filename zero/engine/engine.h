@@ -230,8 +230,8 @@ class Engine {
   // The next functions read and write full states by name, at any stage, in fp32, with the
   // parameter's shape. They are collective; every rank gets (and gives) the same. They throw
   // ConfigError for an unknown name (naming the nearest), for a frozen parameter's gradient or
-  // state, and for another shape. Between backward and step with update_in_backward they throw
-  // Error.
+  // state, and for another shape. They throw Error if ranks give different values (checksums are
+  // compared), and between backward and step with update_in_backward.
 
   /// Returns the fp32 (master) parameter.
   at::Tensor parameter(std::string_view name);
@@ -248,6 +248,7 @@ class Engine {
   /// Returns the same for the step that ended last, even if that was skipped. Not collective.
   const std::vector<uint8_t>& gradients_used() const;
   void set_parameter(std::string_view name, const at::Tensor& value);
+  /// An undefined tensor drops the gradient: the parameter has had none then.
   void set_gradient(std::string_view name, const at::Tensor& value);
   void set_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
 

@@ -77,6 +77,7 @@ int64_t Engine::parameter_steps(std::string_view name) const {
 }
 
 void Engine::set_parameter_steps(std::string_view name, int64_t count) {
+  check_given(group(), "Engine::set_parameter_steps", name, count);
   if (count < 0) {
     throw ConfigError(fmt::format(
         "Engine::set_parameter_steps: parameter '{}' cannot have had {} updates.", name, count));

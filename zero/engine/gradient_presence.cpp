@@ -18,6 +18,11 @@ void GradientPresence::note_everywhere(int64_t parameter) {
   anywhere_[static_cast<size_t>(parameter)] = 1;
 }
 
+void GradientPresence::forget(int64_t parameter) {
+  here_[static_cast<size_t>(parameter)] = 0;
+  anywhere_[static_cast<size_t>(parameter)] = 0;
+}
+
 bool GradientPresence::any(int64_t unit, const std::vector<uint8_t>& parameters) const {
   return std::ranges::any_of(layout_.unit(unit).segments, [&](const auto& segment) {
     return parameters[static_cast<size_t>(segment.parameter)] != 0;

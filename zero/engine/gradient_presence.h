@@ -24,6 +24,8 @@ class GradientPresence {
   void note(int64_t parameter) { here_[static_cast<size_t>(parameter)] = 1; }
   /// The parameter counts as having had a gradient on every rank.
   void note_everywhere(int64_t parameter);
+  /// The parameter counts as having had none on every rank. After `agree`.
+  void forget(int64_t parameter);
 
   /// Returns, by parameter, 1 if some rank had a gradient for it in this step. Known after `agree`.
   const std::vector<uint8_t>& anywhere() const { return anywhere_; }

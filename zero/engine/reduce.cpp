@@ -1,5 +1,6 @@
 #include "zero/engine/reduce.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -192,6 +193,13 @@ void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {
   reduction_->store_sum(unit, sum);
   presence_.note_everywhere(parameter);
   brought_ = Brought::gradients;
+}
+
+void ReduceFlow::drop(int64_t parameter) {
+  finish();
+  if (present()[static_cast<size_t>(parameter)] == 0) return;
+  set(parameter, at::zeros({layout_.segment_of(parameter).numel}, at::kFloat));
+  presence_.forget(parameter);
 }
 
 }  // namespace zero

@@ -110,6 +110,8 @@ class ReduceFlow {
   /// Puts a full gradient (storage order, mean times the number of terms) in place of the reduced
   /// one. `parameter` counts as present on all ranks. Collective.
   void set(int64_t parameter, const at::Tensor& values);
+  /// Drops what was reduced: no rank has had a gradient for `parameter` so far. Collective.
+  void drop(int64_t parameter);
 
  private:
   std::unique_ptr<GradientReduction> make_reduction();

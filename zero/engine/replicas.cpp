@@ -1,5 +1,6 @@
 #include "zero/engine/replicas.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -133,6 +134,31 @@ void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view w
       "second is named.) Write the same on every rank; or write inside zero::Gathered with "
       "modifier_rank 0, which gives rank 0's values to all, also now.",
       when, text_of(found)));
+}
+
+void check_given(comm::Group& group, std::string_view function, std::string_view parameter,
+                 int64_t value) {
+  const Hash hash = Hash().add(parameter).add(value);
+  const auto label = fmt::format("{} {}", function, parameter);
+  const auto all = comm::gather_records(group, static_cast<int64_t>(hash.value()), label);
+  const auto others = outliers(all, group.size(), 0, 0, 1);
+  if (others.empty()) return;
+  throw Error(fmt::format(
+      "{} was not given the same on all ranks: {}. (Of two ranks the second is named.) Give every "
+      "rank the same; what one rank alone has goes to all by comm::Group::broadcast.",
+      function, text_of({{std::string(parameter), others}})));
+}
+
+void check_given(comm::Group& group, std::string_view function, std::string_view parameter,
+                 const at::Tensor& value) {
+  if (group.size() == 1) return;
+  Hash hash;
+  if (value.defined()) {
+    const auto copy = at::empty(value.sizes(), at::TensorOptions(at::kFloat)).copy_(value.detach());
+    for (const auto size : value.sizes()) hash.add(size);
+    hash.add(hash_of_values(copy));
+  }
+  check_given(group, function, parameter, static_cast<int64_t>(hash.value()));
 }
 
 std::string text_of(const std::vector<Divergence>& divergences) {

@@ -1,9 +1,14 @@
 // Compares the parameters that several ranks should hold equally.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "zero/comm/group.h"
 
 namespace zero {
 
@@ -24,6 +29,13 @@ std::vector<Divergence> diverged_parameters(const EnginePlan& plan, const Flows&
 /// Throws Error, on every rank, naming the parameters that users have written since the last step
 /// and whose values now differ between ranks. Collective.
 void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view when);
+
+/// Throws Error, on every rank, unless each was given the same value of `parameter` for `function`
+/// to set. Each takes the part that it owns, so different values would mix. Collective.
+void check_given(comm::Group& group, std::string_view function, std::string_view parameter,
+                 const at::Tensor& value);
+void check_given(comm::Group& group, std::string_view function, std::string_view parameter,
+                 int64_t value);
 
 /// Returns "h.3.ln_1.weight on rank 1; wte.weight on ranks 1, 2", for the first few.
 std::string text_of(const std::vector<Divergence>& divergences);

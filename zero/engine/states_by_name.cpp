@@ -8,6 +8,7 @@
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/flat.h"
+#include "zero/engine/replicas.h"
 
 namespace zero {
 
@@ -85,6 +86,7 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const Aside aside;
   auto& impl = *impl_;
   const Asked asked(impl.plan, name);
+  check_given(group(), "Engine::set_parameter", name, value);
   check_shape(value, asked.like, name);
   const auto values = flattened(value, asked.like, at::kFloat);
   const auto write = [&] {
@@ -123,8 +125,13 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
   const Aside aside;
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "gradient");
-  check_shape(value, asked.like, name);
+  check_given(group(), "Engine::set_gradient", name, value);
   impl.progress.check_gradients_kept();
+  if (!value.defined()) {
+    impl.flows.reduce().drop(asked.index);
+    return;
+  }
+  check_shape(value, asked.like, name);
   impl.flows.reduce().set(asked.index,
                           flattened(value, asked.like, at::kFloat) / impl.progress.mean_scale());
 }
@@ -150,6 +157,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   const Aside aside;
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "optimizer state");
+  check_given(group(), fmt::format("Engine::set_optimizer_state {}", state), name, value);
   const auto factored = impl.flows.factored().find(asked.index, state);
   check_shape(value, factored.defined() ? factored : asked.like, name);
   impl.changes.check_between_steps("Engine::set_optimizer_state");
