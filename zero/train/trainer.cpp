@@ -288,7 +288,7 @@ void Trainer::begin_save(bool background) {
   save_->held_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - save_begin_)
           .count();
-  // Where it could not go on in the background it is complete.
+  // A save that cannot go on in the background is complete already.
   if (run_.engine->save_progress() == SaveProgress::none) end_save();
 }
 
