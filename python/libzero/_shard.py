@@ -531,18 +531,34 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The groups without their parameters: what a file of `save` or `save_full` lacks."""
         return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Each rank's shards of weights and states, to a file a rank in `folder`, which appears whole or not at all.
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        attached: Mapping[str, str] | None = None,
+        *,
+        background: bool = False,
+        staging_bytes: int = 256 << 20,
+    ) -> None:
+        """Writes each rank's shards of weights and states to a file a rank in `folder`, which appears whole or not at
+        all, with the texts that the rank has `attached`. With `background` it returns once parameters and buffers are
+        copied, and the states of this moment are written beside the steps that follow; `staging_bytes` is the memory for
+        states that a step changes before they are written. `complete_save`, the next `save` and `load` wait for it.
         Collective."""
         self._refuse_partitioned("save")
         self._states.write_back()
-        self._engine.save(os.fspath(folder))
+        self._engine.save(os.fspath(folder), dict(attached or {}), background, staging_bytes)
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
-        """Takes what `save` wrote, at any number of ranks and stage. Collective."""
+    def complete_save(self) -> None:
+        """Waits for a save in the background, and throws what has failed in it: the earlier save in its folder stays
+        then. Collective."""
+        self._engine.complete_save()
+
+    def load(self, folder: str | os.PathLike[str]) -> dict[str, str]:
+        """Takes what `save` wrote, at any number of ranks and stage, and returns the texts that this rank had attached.
+        Collective."""
         self._refuse_partitioned("load")
         self._states.stepped()
-        self._engine.load(os.fspath(folder))
+        return self._engine.load(os.fspath(folder))
 
     def save_full(self, file: str | os.PathLike[str]) -> None:
         """Weights and states, whole, to one safetensors file, which loads at any stage and number of ranks.

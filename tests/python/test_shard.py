@@ -253,14 +253,18 @@ def test_saves_go_on_at_other_stages(group: Any) -> None:
         model = Net()
         opt = libzero.shard(model, OPTIMIZERS["AdamW"](model), settings(3))
         train(opt, model, 0, 3, FIXED)
-        opt.save(folder / "sharded")
         opt.save_full(folder / "full.safetensors")
+        opt.save(folder / "sharded", {"rank": str(group.rank)}, background=True, staging_bytes=1000)
         after = (train(opt, model, 3, 2, FIXED), opt.full_state_dict())
+        opt.complete_save()
         opt.close()
         for stage, load in ((3, "sharded"), (0, "full.safetensors"), (1, "full.safetensors"), (3, "full.safetensors")):
             again = Net()
             opt = libzero.shard(again, OPTIMIZERS["AdamW"](again), settings(stage))
-            opt.load(folder / load) if load == "sharded" else opt.load_full(folder / load)
+            if load == "sharded":
+                assert opt.load(folder / load) == {"rank": str(group.rank)}
+            else:
+                opt.load_full(folder / load)
             support.equal((train(opt, again, 3, 2, FIXED), opt.full_state_dict()), after, f"{load}, stage {stage}")
             opt.close()
         again = Net()

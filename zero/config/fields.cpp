@@ -1031,7 +1031,7 @@ void add_program(All& all) {
                   "used up. A checkpoint has the states of its step, bit for bit. The last "
                   "one of a run, and those of runs on a GPU or with `memory_budget`, are "
                   "written before training goes on.",
-       .option = "--save-in-background",
+       .option = "--no-save-in-background",
        .cost = "Until a checkpoint is complete, a copy of the parameters and `save_staging` "
                "bytes on the host."},
       &Program::save_in_background);
