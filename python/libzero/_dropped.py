@@ -35,7 +35,7 @@ def end_gone(group: _C.Group) -> None:
     kept = [index for index, (of, _) in _kept.items() if of is group]
     if not kept:
         return
-    mine = torch.tensor([int(index in _gone or not _kept[index][1].open) for index in kept])
+    mine = torch.tensor([int(index in _gone or not _kept[index][1].open) for index in kept], device="cpu")
     on_all = group.all_gather_control(mine, "shard").view(group.size, len(kept)).all(0)
     for index, ended in zip(kept, on_all.tolist()):
         if ended:

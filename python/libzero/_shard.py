@@ -265,7 +265,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         present, names = self._engine.gradients_present(), self._engine.parameter_names
         for index in sorted(self._zeros):
             if not present[index]:
-                zeros = torch.zeros(self._tensor_of(names[index]).shape, dtype=torch.float32)
+                zeros = torch.zeros(self._tensor_of(names[index]).shape, dtype=torch.float32, device="cpu")
                 self._engine.set_gradient(names[index], zeros)
 
     @_compile.untraced
@@ -290,7 +290,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "The norm of the gradients is not finite, and clip_grad_norm_ was called with error_if_nonfinite=True."
             )
         self.clip_next_step(max_norm if before is None else min(max_norm, before))
-        return torch.tensor(norm, dtype=torch.float32)
+        return torch.tensor(norm, dtype=torch.float32, device="cpu")
 
     def clip_next_step(self, max_norm: float) -> None:
         """As `clip_grad_norm_`, without the norm."""

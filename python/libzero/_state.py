@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -45,7 +45,7 @@ def _uses(value: torch.Tensor) -> tuple[int, int]:
 
 
 def _lone_uses() -> tuple[int, int]:
-    held = [("", torch.zeros(1, dtype=torch.float32), 0)]
+    held = [("", torch.zeros(1, dtype=torch.float32, device="cpu"), 0)]
     for _, value, _ in held:
         return _uses(value)
     raise AssertionError
@@ -172,7 +172,7 @@ class States(MutableMapping):  # type: ignore[type-arg]
                 )
         if not self._lent:
             return
-        written = torch.tensor([value._version != version for _, value, version in self._lent], dtype=torch.int64)
+        written = _flags(value._version != version for _, value, version in self._lent)
         everywhere = self._group.all_gather_control(written, "opt.state").view(self._group.size, -1)
         lent, self._lent = self._lent, []
         for rank in range(self._group.size):
@@ -191,7 +191,7 @@ class States(MutableMapping):  # type: ignore[type-arg]
             lent[index] = (where, value, value._version)
         del value, where
         # A copy that nobody else has need not stay. The ranks agree: their memory may differ.
-        alone = torch.tensor([_uses(value) <= _LONE for _, value, _ in lent], dtype=torch.int64)
+        alone = _flags(_uses(value) <= _LONE for _, value, _ in lent)
         on_all = self._group.all_gather_control(alone, "opt.state").view(self._group.size, -1).all(0).tolist()
         self._lent = [each for each, gone in zip(lent, on_all) if not gone]
 
@@ -206,6 +206,10 @@ class States(MutableMapping):  # type: ignore[type-arg]
         self._lent = [
             each for each in self._lent if each[0][0] is not parameter or (key is not None and each[0][1] != key)
         ]
+
+
+def _flags(values: Iterable[bool]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int64, device="cpu")
 
 
 def _is_tensor(value: Any) -> bool:
@@ -284,7 +288,7 @@ class EngineStates:
         steps = engine.parameter_steps(name) if name in optimizer._trainable else 0
         if not steps and name not in self._given:
             return {}
-        states = {"step": torch.tensor(float(steps), dtype=torch.float32)}
+        states = {"step": torch.tensor(float(steps), dtype=torch.float32, device="cpu")}
         states.update((key, engine.optimizer_state(name, key)) for key in names)
         if not steps and "sum" in states:
             states["sum"] += first
@@ -315,7 +319,7 @@ class EngineStates:
                 raise ConfigError(f"Parameter '{name}' was frozen at libzero.shard: it has no states of the optimizer.")
             return
         steps = float(states.get("step", 1 if states else 0))  # torch says none of SGD and Muon
-        shared = torch.tensor([steps, bool(states)], dtype=torch.float64)
+        shared = torch.tensor([steps, bool(states)], dtype=torch.float64, device="cpu")
         optimizer.group.broadcast(shared, 0, "opt.state")
         steps, given = shared.tolist()
         self._given.discard(name)
@@ -332,7 +336,7 @@ class EngineStates:
             raise ConfigError(f"Parameter '{name}' has no optimizer state '{key}'; it has {known}.")
         self._given.add(name)
         if key == "step":
-            steps = torch.tensor([float(value)], dtype=torch.float64)
+            steps = torch.tensor([float(value)], dtype=torch.float64, device="cpu")
             optimizer.group.broadcast(steps, 0, "opt.state")
             optimizer._engine.set_parameter_steps(name, int(steps.item()))
             return

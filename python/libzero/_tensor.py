@@ -71,7 +71,8 @@ def owner_of(parameter: torch.Tensor) -> ShardedOptimizer | None:
 
 def set_grad(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
     """Sets `.grad` of a parameter of a sharded model: for what updates it itself."""
-    _grad.__set__(parameter, gradient)
+    with torch._C.DisableTorchFunction():  # a mode (set_default_device) would ask _set_grad
+        _grad.__set__(parameter, gradient)
 
 
 def storage_of(tensor: torch.Tensor) -> int:

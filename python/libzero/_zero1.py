@@ -148,7 +148,7 @@ class PartitionedUpdates:
     def _compare_groups(self) -> None:
         # Hyper-parameters must be the same on all ranks, as the engine's are.
         mine = [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups]
-        told = torch.tensor([zlib.crc32(repr([mine, self._clipping]).encode())], dtype=torch.int64)
+        told = torch.tensor([zlib.crc32(repr([mine, self._clipping]).encode())], dtype=torch.int64, device="cpu")
         everywhere = self._group.all_gather_control(told, "hyper-parameters").tolist()
         for rank, each in enumerate(everywhere):
             if each != everywhere[0]:
@@ -239,7 +239,7 @@ class PartitionedUpdates:
                 if owner == group.rank:
                     flat = torch.cat([value.reshape(-1) for value in values])
                 else:
-                    flat = torch.empty(sum(value.numel() for value in values), dtype=values[0].dtype)
+                    flat = values[0].new_empty(sum(value.numel() for value in values))
                 group.broadcast(flat, owner, "new parameters")
                 if owner != group.rank:
                     for value, piece in zip(values, flat.split([value.numel() for value in values])):
@@ -263,7 +263,8 @@ class PartitionedUpdates:
         item = self._item(parameter)
         if parameter.dtype == torch.float32:
             return None
-        value = item.updated.detach().clone() if item.owner == self._rank else torch.empty(parameter.shape, dtype=torch.float32)
+        mine = item.owner == self._rank
+        value = item.updated.detach().clone() if mine else parameter.new_empty(parameter.shape, dtype=torch.float32)
         if self._stage:
             group.broadcast(value.view(-1), item.owner, "parameter")
         return value
@@ -381,17 +382,17 @@ def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 def send_object(value: Any, root: int, group: _C.Group) -> Any:
     """`root`'s value, on every rank. Collective."""
-    content = torch.empty(0, dtype=torch.uint8)
+    content = torch.empty(0, dtype=torch.uint8, device="cpu")
     if group.rank == root:
         file = io.BytesIO()
         torch.save(value, file)
         content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
     if group.size == 1:
         return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)
-    size = torch.tensor([content.numel()], dtype=torch.int64)
+    size = torch.tensor([content.numel()], dtype=torch.int64, device="cpu")
     group.broadcast(size, root, "size of states")
     if group.rank != root:
-        content = torch.empty(int(size.item()), dtype=torch.uint8)
+        content = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
     group.broadcast(content, root, "states")
     return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)
 

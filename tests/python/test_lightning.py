@@ -162,17 +162,17 @@ def trainer_of(strategy: Any, ranks: int, **more: Any) -> lightning.Trainer:
     return lightning.Trainer(**{**given, **more})
 
 
-def strategy_of(stage: int | None, **keywords: Any) -> Any:
-    if stage is None:
-        return "ddp_find_unused_parameters_true"
+def strategy_of(stage: int | str | None, **keywords: Any) -> Any:
+    if stage is None or isinstance(stage, str):
+        return stage or "ddp"
     return libzero.lightning.LibzeroStrategy({"zero_optimization": {"stage": stage, **SMALL}, **keywords})
 
 
 def fit(
-    stage: int | None, group: Any, module: Any = None, resume: Any = None, samples: int = 56, config: Any = None,
+    stage: int | str | None, group: Any, module: Any = None, resume: Any = None, samples: int = 56, config: Any = None,
     **more: Any,
 ) -> tuple[lightning.Trainer, Any]:
-    """A run at a stage, or without libzero."""
+    """A run at a stage, or by a strategy of Lightning's."""
     module = module or Net()
     trainer = trainer_of(strategy_of(stage, **(config or {})), group.size, **more)
     trainer.fit(module, loader(samples, shuffle=group.size > 1), loader(24), ckpt_path=resume)
@@ -183,7 +183,7 @@ def weights(trainer: lightning.Trainer) -> dict[str, torch.Tensor]:
     return trainer.strategy.lightning_module_state_dict()
 
 
-def run(stage: int | None, group: Any, **more: Any) -> tuple[dict[str, list[float]], dict[str, torch.Tensor]]:
+def run(stage: int | str | None, group: Any, **more: Any) -> tuple[dict[str, list[float]], dict[str, torch.Tensor]]:
     trainer, module = fit(stage, group, **more)
     return module.seen, weights(trainer)
 
@@ -237,7 +237,7 @@ def test_odd_loops(group: Any) -> None:
     def more() -> Any:
         return {"module": Odd(), "callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}
 
-    plain, _ = run(None, group, **more())
+    plain, _ = run("ddp_find_unused_parameters_true", group, **more())
     with shared_folder() as folder:
         for stage in STAGES:
             saver = ModelCheckpoint(folder / str(stage), filename="{epoch}", save_top_k=-1)

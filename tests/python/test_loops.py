@@ -518,6 +518,23 @@ def test_default_dtypes(group):
             finally:
                 torch.set_default_dtype(torch.float32)
         pair.close(kind)
+    for kind, pair in pairs(group, ("AdamW", "NAdam")):  # and a device
+        pair.step(0)
+        pair.backward(1)
+        with torch.device("meta"):
+            pair.opt.clip_grad_norm_(0.5)
+            pair.opt.step()
+            pair.opt.zero_grad(set_to_none=False)
+            pair.opt.step()
+            pair.opt.load_state_dict(pair.opt.state_dict())
+            pair.opt.state[pair.model[0].weight].items()
+            pair.opt.parameter("0.weight")
+            pair.opt.full_state_dict()
+        nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.5)
+        pair.torch.step()
+        pair.torch.zero_grad(set_to_none=False)
+        pair.torch.step()
+        pair.close((kind, "meta"))
     for default in (torch.bfloat16, torch.float64):
         torch.set_default_dtype(default)
         try:
