@@ -25,7 +25,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   file.commit();
 }
 
-using Places = std::map<std::string, ExportPlace>;
+using Places = std::map<std::string, TensorPlace>;
 
 /// The file's tensors in the order of the model's parameters, in the dtype in which the engine
 /// keeps them.
@@ -48,7 +48,7 @@ std::vector<TensorInfo> declarations(const torch::nn::Module& model, const Place
 class Assembly {
  public:
   /// The whole tensor once all of its parts have come; undefined before.
-  at::Tensor add(const ExportPlace& place, const at::Tensor& value) {
+  at::Tensor add(const TensorPlace& place, const at::Tensor& value) {
     auto& whole = wholes_[place.tensor];
     if (!whole.tensor.defined()) {
       whole.tensor = at::empty(place.sizes, value.options());
