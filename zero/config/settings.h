@@ -82,7 +82,9 @@ enum class TrainingDevice : uint8_t { cpu, cuda, any };
 /// The settings that `zero train` alone uses: the section `train`, the micro-batch, and monitors.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
-  std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
+  /// A Hugging Face folder whose weights the run begins with, in place of `model`. Empty: random.
+  std::string from{};
+  std::string data{};  ///< text, tokens, or a folder made by `zero data prepare`
   /// A file, of which all validates, or a folder, of which the validation split does; of the same
   /// tokens as `data`. Empty: the validation split of `data`.
   std::string val_data{};

@@ -27,6 +27,7 @@
 #include "zero/base/error.h"
 #include "zero/base/ledger.h"
 #include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/safetensors.h"
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/named_tensors.h"
@@ -44,6 +45,9 @@ namespace paging {
 class Pager;
 struct StepSchedule;
 }  // namespace paging
+
+struct PretrainedOptions;
+struct PretrainedReport;
 
 /// The result of Engine::step.
 struct StepResult {
@@ -297,12 +301,9 @@ class Engine {
   void save_full(const std::string& file);
   /// Reads what `save_full` wrote, at any stage and number of ranks. Collective.
   void load_full(const std::string& file);
-  /// Begins anew from the parameters in a safetensors file: one that `save_full` wrote, or any with
-  /// a tensor of the same shape, in a floating-point dtype, for each parameter under one of its
-  /// names; buffers, too, as far as it has them. Others in it are passed over. Moments and step
-  /// counts begin at zero. Collective. Throws CheckpointError and changes nothing if a parameter is
-  /// missing or has another shape.
-  void load_weights(const std::string& file);
+  /// Begins anew from the parameters in a safetensors file, one that `save_full` wrote or another
+  /// program's, or in a folder: load_pretrained (engine/pretrained.h) without its report.
+  void load_weights(const std::string& path);
 
   /// The parameters that ranks should hold the same of and do not: of whole ones (stages 0 to 2),
   /// or with replicas of shards (mics_shard_size); none where nothing is held twice. By checksums:
@@ -321,6 +322,8 @@ class Engine {
   const partition::Layout& layout() const;
   /// Names as the model registered them, in order, tied ones once.
   std::vector<std::string> parameter_names() const;
+  /// The same with the dtypes and shapes that the model has them in.
+  std::vector<TensorInfo> parameter_infos() const;
   /// Returns the bytes of this rank's states by formula, padding included: equals the ledger's
   /// `parameters`, `gradients` and `optimizer`.
   partition::LayoutMemory memory_formula() const;
@@ -360,6 +363,10 @@ class Engine {
 
  private:
   friend class Gathered;
+  friend PretrainedReport load_pretrained(Engine& engine, const std::string& path,
+                                          const PretrainedOptions& options);
+  PretrainedReport load_weights_of(const std::string& path, const PretrainedOptions& options,
+                                   std::string_view label);
   static std::vector<ParameterGroup> groups_of(const Config& config);
   struct Impl;
   // Until another engine takes the model over; throws Error after that.

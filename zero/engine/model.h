@@ -130,6 +130,14 @@ class Model {
   /// their collectives would not match. Collective.
   void agree(const Config& config, comm::Group& group) const;
 
+  /// Returns whether parameters were given without values (NamedTensors::values_follow) and none
+  /// have been loaded since.
+  bool awaits_values() const { return awaits_values_; }
+  /// Returns whether a parameter has no values, before they are settled.
+  bool is_absent(int64_t index) const;
+  /// All states were replaced.
+  void has_values() { awaits_values_ = false; }
+
   // Taking over, in this order.
 
   /// Takes the parameters, with their values, from the engines that have them. Collective where
@@ -138,8 +146,9 @@ class Model {
   /// Makes each parameter dense.
   void make_dense() const;
   /// Gives a parameter a storage of its own, with rank 0's values: one after the other as they are
-  /// taken, since the model may lie in files that are larger than memory. Collective.
-  void settle_values(int64_t index, comm::Group& group) const;
+  /// taken, since the model may lie in files that are larger than memory. One without values gets
+  /// memory in `dtype` that nothing is written to. Collective.
+  void settle_values(int64_t index, at::ScalarType dtype, comm::Group& group) const;
   /// The first tensor of each parameter has been moved: those tied to it follow.
   void tie() const;
   /// Parameters are where they stay (`paged`: a pager shows the first tensor of each). From here on
@@ -153,7 +162,7 @@ class Model {
   void leave();
 
   /// Throws Error naming a parameter whose storage was replaced since `settle`, or one that was
-  /// frozen then and is not now.
+  /// frozen then and is not now; or where the parameters still have no values.
   void check() const;
   /// Throws Error naming a parameter that was registered, or replaced by another, since. Nothing
   /// where the module cannot be asked, or is gone.
@@ -191,6 +200,7 @@ class Model {
 
  private:
   std::optional<c10::Device> device_;
+  bool awaits_values_ = false;
   class Hook;
   /// A tensor that shows a parameter, and what the engine has made of it.
   struct Shown {

@@ -23,6 +23,10 @@ struct NamedTensors {
   /// parameter, a backward pass): may throw it as something else, which the program's language
   /// knows. Null: it leaves as it is.
   std::function<void()> rethrow = {};
+  /// Parameters without memory (of a model built in a WithoutValues scope) are taken: the engine
+  /// makes their shards, and refuses to train before `load_pretrained`, `Engine::load` or another
+  /// function has filled them. False: such a parameter is refused.
+  bool values_follow = false;
 };
 
 /// The parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a

@@ -33,6 +33,7 @@ struct RunInfo {
   int64_t steps = 0;
   int64_t first_step = 1;            ///< more than 1 where a run is resumed
   int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
+  std::string weights;               ///< where the first weights come from; empty: random ones
   std::vector<std::string> changes;  ///< of a resumed run's settings: "steps 4 -> 8"
   std::vector<std::string> damaged;  ///< what is wrong with newer checkpoints, passed over
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
