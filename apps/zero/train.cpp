@@ -1,4 +1,4 @@
-// `zero train`: GPT-2 on tokens.
+// `zero train`: a language model on tokens.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -22,7 +22,8 @@ namespace zero::app {
 namespace {
 
 constexpr const char* kDescription =
-    "Trains a GPT-2 with its optimizer states (--stage 1), gradients (2) and parameters (3) "
+    "Trains a language model with its optimizer states (--stage 1), gradients (2) and parameters "
+    "(3) "
     "sharded over the ranks.\n\n"
     "  zero train --model gpt2-nano --data bible.txt --out run --nproc 2 --stage 3\n\n"
     "DIR gets log.jsonl (every step), model.safetensors (Hugging Face's names) and config.json. "

@@ -39,10 +39,10 @@ TEST(Program, HelpsWithEachSubcommand) {
   const auto all = zero_program({"train", "--help-all"});
   EXPECT_EQ(all.status, 0);
   const std::vector<std::string> common{
-      "--config", "--nproc",       "--model", "--data",  "--out",   "--steps",
-      "--seq",    "--micro-batch", "--lr",    "--dtype", "--stage", "--offload-optimizer",
-      "--device", "--save-every",  "--resume"};
-  EXPECT_EQ(common.size(), 15u);
+      "--config", "--nproc",       "--model",  "--data",  "--out",   "--steps",
+      "--seq",    "--micro-batch", "--lr",     "--dtype", "--stage", "--offload-optimizer",
+      "--device", "--save-every",  "--resume", "--from"};
+  EXPECT_EQ(common.size(), 16u);
   for (const auto& option : common) {
     EXPECT_THAT(train.out, HasSubstr(option + " "));
     EXPECT_THAT(all.out, HasSubstr(option + " "));

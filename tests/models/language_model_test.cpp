@@ -56,9 +56,9 @@ TEST(LanguageModels, ThatAreNotKnownAreRefusedWithTheNearestAndTheKnownOnes) {
   const auto of = [](const char* json) {
     return [json] { language_model_config_from_json(json, "this.json"); };
   };
-  EXPECT_THAT(of(R"({"model_type": "llama"})"),
+  EXPECT_THAT(of(R"({"model_type": "mamba"})"),
               ThrowsMessage<ConfigError>(
-                  AllOf(HasSubstr("this.json"), HasSubstr("\"llama\""), HasSubstr("\"gpt2\""))));
+                  AllOf(HasSubstr("this.json"), HasSubstr("\"mamba\""), HasSubstr("\"gpt2\""))));
   EXPECT_THAT(of(R"({"model_type": 3})"), ThrowsMessage<ConfigError>(HasSubstr("is 3")));
   EXPECT_THAT(of("{"), ThrowsMessage<ConfigError>(HasSubstr("this.json is not valid JSON")));
   EXPECT_THAT(of("[]"), ThrowsMessage<ConfigError>(HasSubstr("must hold a JSON object")));

@@ -6,6 +6,7 @@
 #include <torch/nn/modules/rnn.h>
 
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/llama/llama.h"
 
 namespace zero::parity {
 
@@ -97,6 +98,22 @@ struct TiedModel : nn::Module {
 }  // namespace
 
 std::vector<NamedRecipe> other_models() {
+  // Grouped queries, norms of heads, a window, and tied embeddings of which one is not trained.
+  const auto llama = [](at::ScalarType) -> Subject {
+    Llama model(LlamaConfig::from_json(R"({"model_type": "qwen3", "vocab_size": 61,
+        "hidden_size": 20, "intermediate_size": 27, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 3,
+        "tie_word_embeddings": true, "use_sliding_window": true, "sliding_window": 5,
+        "max_window_layers": 1})",
+                                       "qwen3"));
+    return {named_tensors(model),
+            [model](int rank, int64_t micro_batch) mutable {
+              const auto batch = tokens({2, 14}, 61, rank, micro_batch);
+              return model->loss(batch.narrow(1, 0, 13).contiguous(),
+                                 batch.narrow(1, 1, 13).contiguous());
+            },
+            model.ptr()};
+  };
   const auto lstm = [](at::ScalarType dtype) {
     return subject<LstmModel>(
         std::make_shared<LstmModel>(), [dtype](LstmModel& m, int rank, int64_t micro) {
@@ -148,7 +165,8 @@ std::vector<NamedRecipe> other_models() {
             },
             m};
   };
-  return {{"lstm", lstm},
+  return {{"llama", llama},
+          {"lstm", lstm},
           {"convolution with batch norm", convolution},
           {"mixture of experts", mixture},
           {"tied layers", tied},

@@ -31,8 +31,8 @@ struct NamedRecipe {
 
 /// GPT-2 with tied embeddings and dropout 0.1, sequences of 17, 13 wide heads.
 Recipe gpt2();
-/// An LSTM, a convolution with batch norm, a mixture of experts of which each rank uses others at
-/// each step, a network whose layers share one weight, and a TorchScript module.
+/// A Llama, an LSTM, a convolution with batch norm, a mixture of experts of which each rank uses
+/// others at each step, a network whose layers share one weight, and a TorchScript module.
 std::vector<NamedRecipe> other_models();
 
 /// Deterministic data, different for every rank and micro-batch, independent of the random

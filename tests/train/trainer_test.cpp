@@ -434,6 +434,41 @@ TEST_F(TrainerTest, SavesTheWeightsThatItTrained) {
             trainer.model().config().to_json());
 }
 
+TEST_F(TrainerTest, BeginsWithTheWeightsOfAFolder) {
+  Trainer(settings(), comm::single()).train();
+  const SafetensorsReader first(folder_ / "run/model.safetensors");
+  options_.from = folder_ / "run";
+  test::write_file(folder_ / "run/tokenizer.json", "{}");
+  options_.out = folder_ / "tuned";
+  options_.model = "no such model";  // the folder's is taken
+  options_.save_every = 2;
+  config_.stage = 3;
+  config_.optimizer = AdamW{.lr = 0};
+  comm::run_as_threads(2, [&](auto group) {
+    Trainer trainer(settings(), group);
+    trainer.train();
+  });
+  const auto same = [&] {
+    const SafetensorsReader second(folder_ / "tuned/model.safetensors");
+    ASSERT_EQ(second.tensors().size(), first.tensors().size());
+    for (const auto& info : first.tensors())
+      EXPECT_TRUE(second.read(info.name).equal(first.read(info.name))) << info.name;
+  };
+  same();
+  EXPECT_THAT(test::read_file(folder_ / "tuned/log.jsonl"),
+              ::testing::HasSubstr("weights of " + options_.from));
+  EXPECT_EQ(test::read_file(folder_ / "tuned/tokenizer.json"), "{}");
+  // A resumed run takes the checkpoint's.
+  std::filesystem::remove(folder_ / "run/model.safetensors");
+  options_.resume = true;
+  options_.steps = 6;
+  comm::run_as_threads(2, [&](auto group) { Trainer(settings(), group).train(); });
+  same();
+  options_.resume = false;
+  options_.out = folder_ / "another";
+  EXPECT_THROW(check_run(settings(), 1), CheckpointError);
+}
+
 TEST_F(TrainerTest, ValidatesOnTheSameTokensEveryTime) {
   Trainer trainer(settings(), comm::single());
   const auto first = trainer.validate().value();

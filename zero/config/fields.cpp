@@ -857,11 +857,19 @@ void add_program(All& all) {
   using Program = ProgramSettings;
   train.add("model",
             {.sentence = "Architecture of the model: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
-                         "gpt2-nano, or a Hugging Face config.json; the initial weights are random",
+                         "gpt2-nano, or a Hugging Face config.json (GPT-2, Llama, Qwen, Mistral) "
+                         "or its folder; the initial weights are random",
              .option = "--model",
              .common = true,
              .not_empty = true},
             &Program::model);
+  train.add("from",
+            {.sentence = "Folder of Hugging Face's (config.json, model.safetensors or its shards) "
+                         "whose model and weights training begins with, in place of --model",
+             .option = "--from",
+             .common = true,
+             .argument = "DIR"},
+            &Program::from);
   train.add("data",
             {.sentence = "Text or token file, or a folder made by `zero data prepare`",
              .option = "--data",

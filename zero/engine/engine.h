@@ -27,6 +27,7 @@
 #include "zero/base/error.h"
 #include "zero/base/ledger.h"
 #include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/safetensors.h"
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/engine/disk_use.h"
@@ -47,6 +48,9 @@ namespace paging {
 class Pager;
 struct StepSchedule;
 }  // namespace paging
+
+struct PretrainedOptions;
+struct PretrainedReport;
 
 /// The result of Engine::step.
 struct StepResult {
@@ -300,12 +304,9 @@ class Engine {
   void save_full(const std::string& file);
   /// Reads a file of `save_full`, at any stage and number of ranks. Collective.
   void load_full(const std::string& file);
-  /// Begins anew from the parameters in a safetensors file. `save_full` may have written it, or any
-  /// program: for each parameter it must have a tensor of the same shape, in a floating-point
-  /// dtype, under one of the parameter's names. Buffers are read if the file has them, and other
-  /// tensors are ignored. Moments and step counts begin at zero. Collective. Throws CheckpointError
-  /// and changes nothing if a parameter is missing or has another shape.
-  void load_weights(const std::string& file);
+  /// Begins anew from the parameters in a safetensors file, one that `save_full` wrote or another
+  /// program's, or in a folder: load_pretrained (engine/pretrained.h) without its report.
+  void load_weights(const std::string& path);
 
   /// Returns the parameters that ranks should hold equally and do not. It compares whole parameters
   /// (stages 0 to 2) or replicas of shards (mics_shard_size), and returns none if nothing is
@@ -326,6 +327,8 @@ class Engine {
   const partition::Layout& layout() const;
   /// Returns the names as the model registered them, in order, tied ones once.
   std::vector<std::string> parameter_names() const;
+  /// The same with the dtypes and shapes that the model has them in.
+  std::vector<TensorInfo> parameter_infos() const;
   /// Returns the bytes of this rank's states by formula, padding included: equals the ledger's
   /// `parameters`, `gradients` and `optimizer`.
   partition::LayoutMemory memory_formula() const;
@@ -365,6 +368,10 @@ class Engine {
 
  private:
   friend class Gathered;
+  friend PretrainedReport load_pretrained(Engine& engine, const std::string& path,
+                                          const PretrainedOptions& options);
+  PretrainedReport load_weights_of(const std::string& path, const PretrainedOptions& options,
+                                   std::string_view label);
   static std::vector<ParameterGroup> groups_of(const Config& config);
   struct Impl;
   // Gives access to the engine until another engine takes the model over; throws Error after that.

@@ -26,6 +26,15 @@ comm::Group& Engine::group() { return impl_->plan.group(); }
 int64_t Engine::parameter_count() const { return impl_->plan.layout().content(); }
 const partition::Layout& Engine::layout() const { return impl_->plan.layout(); }
 std::vector<std::string> Engine::parameter_names() const { return impl_->plan.model().names(); }
+std::vector<TensorInfo> Engine::parameter_infos() const {
+  const auto& model = impl_->plan.model();
+  std::vector<TensorInfo> infos;
+  for (int64_t i = 0; i < model.size(); ++i) {
+    const auto& parameter = model.parameter(i);
+    infos.push_back({model.name(i), parameter.scalar_type(), parameter.sizes().vec()});
+  }
+  return infos;
+}
 paging::Pager* Engine::pager() { return impl_->flows.gather().pager(); }
 void Engine::set_buffer_policy(BufferPolicy policy) { impl_->buffer_policy = policy; }
 BufferPolicy Engine::buffer_policy() const { return impl_->buffer_policy; }

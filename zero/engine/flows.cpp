@@ -117,22 +117,24 @@ void Flows::move_in(const EnginePlan& plan) {
 
 void Flows::move_parameters(const EnginePlan& plan) {
   const auto& model = plan.model();
-  const auto take = [&](int64_t i) {
+  const auto take = [&](int64_t i, bool has_values) {
     const auto& parameter = model.parameter(i);
     const int64_t u = plan.layout().unit_of(i);
     const auto& unit = table_->plan(u);
+    if (!has_values) return gather_->take(i, parameter, false);
     const auto original = flat_view(parameter);
     // The master weights come from the original values, not from the rounded ones.
     if (unit.own_master()) table_->write_owned(i, State::master, original);
     if (parameter.scalar_type() != unit.dtype) parameter.set_data(table_->narrowed(u, parameter));
-    gather_->take(i, parameter);
+    gather_->take(i, parameter, true);
   };
   std::exception_ptr failed;  // on this rank only; it still takes part in the others' broadcasts
   for (int64_t i = 0; i < model.size(); ++i) {
-    model.settle_values(i, plan.group());
+    const bool has_values = !model.is_absent(i);
+    model.settle_values(i, table_->plan(plan.layout().unit_of(i)).dtype, plan.group());
     if (failed) continue;
     try {
-      take(i);
+      take(i, has_values);
     } catch (const StoreError&) {
       failed = std::current_exception();
     }

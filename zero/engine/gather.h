@@ -42,7 +42,9 @@ class GatherFlow {
   /// Waits until no slice of this rank is being sent any more, so that slices may be written.
   void settle();
   // The source does these: see ParameterSource.
-  void take(int64_t index, const at::Tensor& parameter) { source_->take(index, parameter); }
+  void take(int64_t index, const at::Tensor& parameter, bool has_values) {
+    source_->take(index, parameter, has_values);
+  }
   void publish(int64_t unit) { source_->publish(unit); }
   void finish_publish() { source_->finish_publish(); }
   void forget() { source_->forget(); }

@@ -167,7 +167,9 @@ void Model::take_names(const NamedTensors& tensors) {
                       name, c10::toString(tensor.scalar_type())));
     }
     check_owner(name, tensor);
-    if (tensor.numel() > 0 && data_of(tensor) == nullptr) {
+    const bool absent = tensor.numel() > 0 && data_of(tensor) == nullptr;
+    awaits_values_ = awaits_values_ || absent;
+    if (absent && !tensors.values_follow) {
       throw ConfigError(
           fmt::format("Parameter '{}' has no values: its bytes went with an Engine that sharded it "
                       "(ZeRO stage 3) and no longer exists. Build the module anew, or give each "
@@ -402,10 +404,10 @@ void Model::agree(const Config& config, comm::Group& group) const {
   for (const auto& each : optimizers_) lines.push_back(dump(each));
   for (int64_t i = 0; i < size(); ++i) {
     const auto& each = parameter(i);
-    lines.push_back(fmt::format("{} {} ({}) {} group {}", name(i),
-                                c10::toString(each.scalar_type()), fmt::join(each.sizes(), ", "),
-                                trainable(i) ? "trainable" : "frozen",
-                                group_of_[static_cast<size_t>(i)]));
+    lines.push_back(
+        fmt::format("{} {} ({}) {}{} group {}", name(i), c10::toString(each.scalar_type()),
+                    fmt::join(each.sizes(), ", "), trainable(i) ? "trainable" : "frozen",
+                    is_absent(i) ? " without values" : "", group_of_[static_cast<size_t>(i)]));
   }
   for (const auto& [name, buffer] : buffers_) {
     lines.push_back(fmt::format("buffer {} {} ({})", name, c10::toString(buffer.scalar_type()),
@@ -446,8 +448,17 @@ void Model::make_dense() const {
   }
 }
 
-void Model::settle_values(int64_t index, comm::Group& group) const {
+bool Model::is_absent(int64_t index) const {
+  return parameter(index).numel() > 0 && data_of(parameter(index)) == nullptr;
+}
+
+void Model::settle_values(int64_t index, at::ScalarType dtype, comm::Group& group) const {
   const auto& tensor = parameter(index);
+  if (is_absent(index)) {
+    tensor.set_data(at::empty_strided(tensor.sizes(), tensor.strides(),
+                                      at::TensorOptions(dtype).device(device())));
+    return;
+  }
   const bool own = tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
   // The values to be overwritten may lie in a file that is mapped. A write would copy the file's
   // pages, and the copies would stay until the last parameter of the file is taken.
@@ -597,6 +608,11 @@ int64_t Model::version(int64_t index) const {
 }
 
 void Model::check() const {
+  if (awaits_values_) {
+    throw Error(
+        "The model was built without values (NamedTensors::values_follow), and none were loaded "
+        "since. Call load_pretrained, Engine::load or Engine::load_full before the first pass.");
+  }
   for (const auto& shown : shown_) {
     const auto& tensor = shown.tensor;
     if (storage_of(tensor) != shown.storage.unsafeGetStorageImpl() ||

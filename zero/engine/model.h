@@ -131,6 +131,14 @@ class Model {
   /// otherwise their collectives would not match. Collective.
   void agree(const Config& config, comm::Group& group) const;
 
+  /// Returns whether parameters were given without values (NamedTensors::values_follow) and none
+  /// have been loaded since.
+  bool awaits_values() const { return awaits_values_; }
+  /// Returns whether a parameter has no values, before they are settled.
+  bool is_absent(int64_t index) const;
+  /// All states were replaced.
+  void has_values() { awaits_values_ = false; }
+
   // The engine takes the model over by these calls, in this order.
 
   /// Takes the parameters, with their values, from the engines that have them. Collective if
@@ -139,9 +147,9 @@ class Model {
   /// Makes each parameter dense.
   void make_dense() const;
   /// Gives a parameter a storage of its own, with rank 0's values. The engine calls it as it takes
-  /// one parameter after the other, since the model may lie in files that are larger than memory.
-  /// Collective.
-  void settle_values(int64_t index, comm::Group& group) const;
+  /// one parameter after the other, since the model may lie in files that are larger than memory. A
+  /// parameter without values gets memory in `dtype` that nothing is written to. Collective.
+  void settle_values(int64_t index, at::ScalarType dtype, comm::Group& group) const;
   /// Makes tied tensors follow the first tensor of their parameter, which has been moved.
   void tie() const;
   /// Parameters are where they stay (`paged`: a pager shows the first tensor of each). From here on
@@ -155,7 +163,7 @@ class Model {
   void leave();
 
   /// Throws Error naming a parameter whose storage was replaced since `settle`, or one that was
-  /// frozen then and is not now.
+  /// frozen then and is not now; or where the parameters still have no values.
   void check() const;
   /// Throws Error naming a parameter that was registered, or replaced by another, since `settle`.
   /// Does nothing if the module cannot be asked, or is gone.
@@ -194,6 +202,7 @@ class Model {
 
  private:
   std::optional<c10::Device> device_;
+  bool awaits_values_ = false;
   class Hook;
   /// A tensor that shows a parameter, and its storage as the engine left it.
   struct Shown {

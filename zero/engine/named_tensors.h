@@ -22,6 +22,10 @@ struct NamedTensors {
   /// parameter, a backward pass). It may throw another exception in its place, which the program's
   /// language knows. Null: the exception leaves unchanged.
   std::function<void()> rethrow = {};
+  /// Parameters without memory (of a model built in a WithoutValues scope) are taken: the engine
+  /// makes their shards, and refuses to train before `load_pretrained`, `Engine::load` or another
+  /// function has filled them. False: such a parameter is refused.
+  bool values_follow = false;
 };
 
 /// Returns the parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a

@@ -11,8 +11,8 @@ void check_memory_of(const at::Tensor& parameter) {
 }
 
 // Frees the memory of each parameter at once, so the whole model need not fit in memory.
-void PagedSource::take(int64_t index, const at::Tensor& parameter) {
-  table_.write_parameter(index, flat_view(parameter));
+void PagedSource::take(int64_t index, const at::Tensor& parameter, bool has_values) {
+  if (has_values) table_.write_parameter(index, flat_view(parameter));
   check_memory_of(parameter);
   parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
       c10::DataPtr(nullptr, parameter.device()));

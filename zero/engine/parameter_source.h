@@ -29,8 +29,8 @@ class ParameterSource {
   virtual ~ParameterSource() = default;
 
   /// Takes the values of parameter `index` (in the unit's dtype), and gives the memory of the
-  /// tensor up.
-  virtual void take(int64_t index, const at::Tensor& parameter) = 0;
+  /// tensor up. Without values the table's zeros stay.
+  virtual void take(int64_t index, const at::Tensor& parameter, bool has_values) = 0;
   /// All values have been taken. A unit that is read from now on is read after its update among
   /// `updates`, which outlives this. Returns the source that a pager reads units from, or null
   /// where parameters are always here.
@@ -67,7 +67,7 @@ class PagedSource : public ParameterSource, public paging::UnitSource {
  public:
   explicit PagedSource(const SourceParts& parts) : table_(parts.table), touched_(parts.touched) {}
 
-  void take(int64_t index, const at::Tensor& parameter) override;
+  void take(int64_t index, const at::Tensor& parameter, bool has_values) override;
   at::Tensor full(int64_t unit) override;
   void touched(int64_t unit) override;
 

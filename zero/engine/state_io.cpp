@@ -95,6 +95,7 @@ void Engine::Impl::load_states(std::string_view label,
     progress.loss_scale() = loaded.loss_scale;
     flows.update().steps() = std::move(loaded.parameter_steps);
     restore(parts(), *source);
+    plan.model().has_values();
   });
 }
 
@@ -199,12 +200,6 @@ void Engine::load_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   impl_->load_states("Engine::load_full", [&] { return open_tensors(impl_->parts(), path); });
-}
-
-void Engine::load_weights(const std::string& path) {
-  const c10::NoGradGuard no_grad;
-  const HostScope not_refused;
-  impl_->load_states("Engine::load_weights", [&] { return open_weights(impl_->parts(), path); });
 }
 
 }  // namespace zero

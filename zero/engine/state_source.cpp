@@ -18,24 +18,14 @@ namespace {
 // A source of whole tensors, by parameter.
 class TensorSource final : public StateSource {
  public:
-  TensorSource(const StateParts& parts, const std::filesystem::path& path, bool has_states)
-      : parts_(parts), file_(path), has_states_(has_states) {
-    if (has_states) {
-      find_states();
-    } else {
-      find_weights();
-    }
+  TensorSource(const StateParts& parts, const std::filesystem::path& path)
+      : parts_(parts), file_(path), names_(parts.model.names()) {
+    find_states();
   }
 
-  Progress progress() const override {
-    if (has_states_) return file_.progress(parts_);
-    Progress none;
-    none.parameter_steps.assign(names_.size(), 0);
-    if (parts_.config.scales_loss()) none.loss_scale.emplace(parts_.config.loss_scaling);
-    return none;
-  }
+  Progress progress() const override { return file_.progress(parts_); }
 
-  bool has(int64_t /*parameter*/, State /*moment*/) const override { return has_states_; }
+  bool has(int64_t /*parameter*/, State /*moment*/) const override { return true; }
 
   // The file has the elements of a tensor in row-major order, which may differ from the storage's.
   at::Tensor read(int64_t parameter, State state, Range elements) const override {
@@ -53,18 +43,14 @@ class TensorSource final : public StateSource {
 
   at::Tensor factored(int64_t parameter, std::string_view state) const override {
     const auto& name = names_[static_cast<size_t>(parameter)];
-    return has_states_ ? file_.reader().read(state_key(state, name)) : at::Tensor();
+    return file_.reader().read(state_key(state, name));
   }
 
-  at::Tensor buffer(size_t index) const override {
-    const auto& key = buffers_[index];
-    return key.empty() ? at::Tensor() : file_.reader().read(key);
-  }
+  at::Tensor buffer(size_t index) const override { return file_.reader().read(buffers_[index]); }
 
  private:
   void find_states() {
     file_.expect("format", kFullStates);
-    names_ = parts_.model.names();
     for (int64_t p = 0; p < parts_.model.size(); ++p) {
       const auto& name = parts_.model.name(p);
       const auto shape = parts_.model.parameter(p).sizes().vec();
@@ -81,32 +67,8 @@ class TensorSource final : public StateSource {
     file_.expect("parameters", description(parts_).at("parameters"));
   }
 
-  // A tied parameter has several names, and the file may have any of them. Files of other programs
-  // have buffers by their plain names.
-  void find_weights() {
-    const auto& model = parts_.model;
-    for (int64_t p = 0; p < model.size(); ++p) {
-      const auto names = model.names_of(p);
-      const auto found = std::find_if(names.begin(), names.end(), [&](const auto& name) {
-        return file_.reader().contains(name);
-      });
-      names_.push_back(found == names.end() ? names.front() : *found);
-      file_.expect_values(names_.back(), model.parameter(p));
-    }
-    for (const auto& [name, buffer] : model.plain_buffers()) {
-      buffers_.emplace_back();
-      for (const auto& key : {buffer_key(name), name}) {
-        if (!file_.reader().contains(key)) continue;
-        file_.expect_values(key, buffer);
-        buffers_.back() = key;
-        break;
-      }
-    }
-  }
-
   StateParts parts_;
   StateFile file_;
-  bool has_states_;                   // the file has states of optimizers
   std::vector<std::string> names_;    // the parameters' names in the file
   std::vector<std::string> buffers_;  // keys of buffers; empty if the file has none
 };
@@ -139,12 +101,7 @@ void restore_state(const StateParts& parts, const StateSource& source, int64_t u
 
 std::unique_ptr<StateSource> open_tensors(const StateParts& parts,
                                           const std::filesystem::path& path) {
-  return std::make_unique<TensorSource>(parts, path, true);
-}
-
-std::unique_ptr<StateSource> open_weights(const StateParts& parts,
-                                          const std::filesystem::path& path) {
-  return std::make_unique<TensorSource>(parts, path, false);
+  return std::make_unique<TensorSource>(parts, path);
 }
 
 void restore(const StateParts& parts, const StateSource& source) {

@@ -59,10 +59,6 @@ std::unique_ptr<StateSource> open_shards(const StateParts& parts,
 /// Opens a file of Engine::save_full, with all states as whole tensors.
 std::unique_ptr<StateSource> open_tensors(const StateParts& parts,
                                           const std::filesystem::path& path);
-/// Opens the weights alone, in a file of any program whose tensors have the names of the
-/// parameters.
-std::unique_ptr<StateSource> open_weights(const StateParts& parts,
-                                          const std::filesystem::path& path);
 
 /// Replaces every state of the table, the factored states and the buffers. Not collective.
 void restore(const StateParts& parts, const StateSource& source);

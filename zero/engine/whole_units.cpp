@@ -13,11 +13,11 @@ class WholeUnits final : public ParameterSource {
 
   // The tensor keeps its identity. Its storage points into the unit from now on, which lives as
   // long as anything that uses the storage.
-  void take(int64_t index, const at::Tensor& parameter) override {
+  void take(int64_t index, const at::Tensor& parameter, bool has_values) override {
     const auto& unit = table_.whole(table_.layout().unit_of(index));
     const auto& segment = table_.layout().segment_of(index);
     auto place = unit.narrow(0, segment.offset, segment.numel);
-    place.copy_(flat_view(parameter));
+    if (has_values) place.copy_(flat_view(parameter));
     check_memory_of(parameter);
     void* data = place.numel() > 0 ? place.data_ptr() : nullptr;
     parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(

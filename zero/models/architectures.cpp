@@ -4,35 +4,44 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <system_error>
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
 #include "zero/models/gpt2/gpt2_language_model.h"
+#include "zero/models/llama/llama_language_model.h"
 
 namespace zero {
 namespace {
 
 /// All there are. The first is what a configuration without a model_type describes.
-constexpr std::array kArchitectures{gpt2_architecture};
+std::vector<Architecture> architectures() {
+  std::vector<Architecture> all{gpt2_architecture()};
+  for (const auto family :
+       {LlamaFamily::llama, LlamaFamily::qwen2, LlamaFamily::qwen3, LlamaFamily::mistral})
+    all.push_back(llama_architecture(family));
+  return all;
+}
 
 }  // namespace
 
 std::vector<std::string> language_model_names() {
   std::vector<std::string> names;
-  for (const auto& architecture : kArchitectures) {
-    for (auto& name : architecture().names) names.push_back(std::move(name));
-  }
+  for (const auto& architecture : architectures())
+    names.insert(names.end(), architecture.names.begin(), architecture.names.end());
   return names;
 }
 
 std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name_or_file) {
-  if (!name_or_file.ends_with(".json") && name_or_file.find('/') == std::string_view::npos) {
-    for (const auto& of_kind : kArchitectures) {
-      const auto architecture = of_kind();
+  std::error_code ignored;
+  const bool folder = std::filesystem::is_directory(name_or_file, ignored);
+  if (!folder && !name_or_file.ends_with(".json") &&
+      name_or_file.find('/') == std::string_view::npos) {
+    for (const auto& architecture : architectures()) {
       const auto& names = architecture.names;
       if (std::find(names.begin(), names.end(), name_or_file) != names.end())
         return architecture.preset(name_or_file);
@@ -40,17 +49,19 @@ std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name
     const auto names = language_model_names();
     throw ConfigError(
         fmt::format("There is no model named '{}'.{} Known models: {}; or give the path of a "
-                    "config.json.",
+                    "config.json, or of a folder that has one.",
                     name_or_file, did_you_mean(name_or_file, names), fmt::join(names, ", ")));
   }
-  std::ifstream file{std::string(name_or_file)};
+  const std::filesystem::path path = folder ? std::filesystem::path(name_or_file) / "config.json"
+                                            : std::filesystem::path(name_or_file);
+  std::ifstream file{path};
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) {
     throw ConfigError(
         fmt::format("The model configuration {} cannot be read. Give a JSON file or one of: {}.",
-                    name_or_file, fmt::join(language_model_names(), ", ")));
+                    path.string(), fmt::join(language_model_names(), ", ")));
   }
-  return language_model_config_from_json(text.str(), name_or_file);
+  return language_model_config_from_json(text.str(), path.string());
 }
 
 std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string_view json,
@@ -64,10 +75,9 @@ std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string
   if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
   const auto type = object.find("model_type");
   if (type == object.end() || type->is_null())
-    return kArchitectures.front()().from_json(json, source);
+    return architectures().front().from_json(json, source);
   std::vector<std::string> known;
-  for (const auto& of_kind : kArchitectures) {
-    const auto architecture = of_kind();
+  for (const auto& architecture : architectures()) {
     if (*type == architecture.model_type) return architecture.from_json(json, source);
     known.push_back(fmt::format("\"{}\"", architecture.model_type));
   }

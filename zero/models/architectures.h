@@ -14,7 +14,8 @@ namespace zero {
 std::vector<std::string> language_model_names();
 
 /// The sizes of that name, or those of a JSON file (anything that ends in .json or contains a
-/// slash). ConfigError for another name, with the nearest one, and as the next function.
+/// slash), or of a folder's config.json. ConfigError for another name, with the nearest one, and as
+/// the next function.
 std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name_or_file);
 
 /// The sizes that a config.json describes; without a model_type it is a GPT-2's. ConfigError, which

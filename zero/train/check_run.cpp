@@ -6,6 +6,7 @@
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
+#include "zero/checkpoint/weight_files.h"
 #include "zero/train/monitors.h"
 #include "zero/train/parts.h"
 #include "zero/train/run.h"
@@ -80,6 +81,7 @@ void check_run(const Settings& given, int ranks) {
   check_monitors(options);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
+  if (!options.from.empty() && !options.resume) (void)WeightFiles(options.from);
   (void)schedule_of(settings);
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
   int64_t done = 0;

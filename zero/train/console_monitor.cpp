@@ -66,7 +66,9 @@ class ConsoleMonitor final : public Monitor {
     begin_ = Clock::now();
     print("model     {}: {} parameters ({}, vocabulary {}), {}, {}\n", info.model_name,
           grouped(info.parameters), info.model_description, grouped(info.vocabulary), info.dtype,
-          info.first_step > 1 ? "weights of the checkpoint" : "random initial weights");
+          info.first_step > 1    ? "weights of the checkpoint"
+          : info.weights.empty() ? "random initial weights"
+                                 : info.weights);
     print("data      {}: {} tokens to train on, {} for validation\n", info.data,
           grouped(info.train_tokens), grouped(info.validation_tokens));
     print("ranks     {} x {} thread{}, ZeRO stage {}\n", info.ranks, info.threads,

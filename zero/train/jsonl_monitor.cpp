@@ -152,6 +152,7 @@ class JsonlMonitor final : public Monitor {
     object["train_tokens"] = info.train_tokens;
     object["validation_tokens"] = info.validation_tokens;
     object["first_step"] = info.first_step;
+    if (!info.weights.empty()) object["weights"] = info.weights;
     if (!info.changes.empty()) object["changes"] = info.changes;
     if (!info.damaged.empty()) object["damaged"] = info.damaged;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;

@@ -33,6 +33,7 @@ struct RunInfo {
   int64_t steps = 0;
   int64_t first_step = 1;            ///< more than 1 if a run is resumed
   int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
+  std::string weights;               ///< the source of the first weights; empty: random ones
   std::vector<std::string> changes;  ///< changed settings of a resumed run: "steps 4 -> 8"
   std::vector<std::string> damaged;  ///< newer checkpoints that were skipped, and their damage
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one

@@ -68,8 +68,15 @@ Dataset open_data(const Options& options) {
   return data;
 }
 
+const std::string& model_name(const Options& options) {
+  return options.from.empty() ? options.model : options.from;
+}
+
 std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const Dataset& data) {
-  auto sizes = language_model_config(options.model);
+  const auto& name = model_name(options);
+  auto sizes = options.from.empty()
+                   ? language_model_config(name)
+                   : language_model_config((std::filesystem::path(name) / "config.json").string());
   if (options.vocab_size) {
     sizes->set_vocab_size(*options.vocab_size);
   } else if (sizes->takes_vocabulary_of_data() && data.vocab_size > 0) {
@@ -79,12 +86,12 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
   if (options.seq > sizes->context()) {
     throw ConfigError(
         fmt::format("The option 'seq' is {}, but the model {} takes at most {} tokens.",
-                    options.seq, options.model, sizes->context()));
+                    options.seq, name, sizes->context()));
   }
   if (data.vocab_size > sizes->vocab_size()) {
     throw ConfigError(fmt::format(
         "The data {} has a vocabulary of {} tokens, but the model {} has {}. Set --vocab-size {}.",
-        options.data, data.vocab_size, options.model, sizes->vocab_size(), data.vocab_size));
+        options.data, data.vocab_size, name, sizes->vocab_size(), data.vocab_size));
   }
   sizes->validate();
   return sizes;

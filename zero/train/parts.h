@@ -20,6 +20,9 @@ Settings completed(Settings settings);
 /// Opens the data to train on and to validate with. Throws DataError.
 Dataset open_data(const Options& options);
 
+/// Returns what names the model: a name, a config.json, or a folder.
+const std::string& model_name(const Options& options);
+
 /// Returns the model's sizes. A published model keeps its vocabulary, so that its weights fit
 /// elsewhere; another takes the vocabulary of the data. Throws ConfigError.
 std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const Dataset& data);

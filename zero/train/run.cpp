@@ -11,6 +11,7 @@
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
 #include "zero/comm/agreement.h"
+#include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
@@ -18,6 +19,7 @@
 #include "zero/train/monitors.h"
 #include "zero/train/parts.h"
 #include "zero/train/same_run.h"
+#include "zero/train/weights.h"
 
 namespace zero::train {
 namespace {
@@ -47,11 +49,16 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   check_budget(config, parameters, group.size());
   // The model is built on disk if its parameters will live there, or if it does not fit in memory
   // as a whole.
+  // A model whose weights come from files takes no memory before they are read.
+  const bool without_values = !options.from.empty();
   const double whole = bytes_to_build(parameters, group);
   const bool on_disk =
-      config.offload_param.device == OffloadDevice::nvme ||
-      (!config.nvme_folders().empty() && whole > static_cast<double>(available_memory().available));
-  check_fits(parameters, config, group, on_disk);
+      !without_values && (config.offload_param.device == OffloadDevice::nvme ||
+                          (!config.nvme_folders().empty() &&
+                           whole > static_cast<double>(available_memory().available)));
+  check_fits(parameters, config, group, on_disk || without_values);
+  std::optional<WithoutValues> no_values;
+  if (without_values) no_values.emplace();
   std::optional<BuildOnDisk> scope;
   if (on_disk) scope.emplace(config.nvme_folders().front());
   at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
@@ -164,8 +171,12 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
         "fp32_modules is for programs that cast what goes into such modules (libzero.shard does it "
         "in Python); the models of `zero train` compute in one dtype. Leave it out.");
   }
-  engine.emplace(model->module(), parameter_groups(model->module(), config, options.decay_all),
+  auto tensors = named_tensors(model->module());
+  tensors.values_follow = !options.from.empty();
+  engine.emplace(std::move(tensors), parameter_groups(model->module(), config, options.decay_all),
                  config, group);
+  if (!options.from.empty() && !options.resume)
+    weights_report = load_weights(*engine, *model, options.from);
   rate_factors = rate_factors_of(*engine);
   task = std::make_unique<LanguageTask>(*model, std::move(training), std::move(validation),
                                         micro_batch_size(), group->size() * micro_batches());
@@ -175,7 +186,8 @@ RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& change
   const auto& config = engine->config();
   const auto& sizes = model->config();
   RunInfo run;
-  run.model_name = options.model;
+  run.model_name = model_name(options);
+  run.weights = weights_report;
   run.parameters = engine->parameter_count();
   run.model_description = sizes.description();
   run.vocabulary = sizes.vocab_size();

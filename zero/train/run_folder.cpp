@@ -15,6 +15,7 @@
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/weight_files.h"
 #include "zero/checkpoint/whole_folder.h"
 
 namespace zero::train {
@@ -91,7 +92,8 @@ void RunFolder::check(bool overwrite, bool resume) const {
                     "overwritten. Give another --out.",
                     path_.string()));
   }
-  const bool holds_run = has_log || fs::exists(model(), error) || last_checkpoint();
+  const bool holds_run = has_log || fs::exists(model(), error) ||
+                         fs::exists(path_ / kWeightsIndex, error) || last_checkpoint();
   if (holds_run && !overwrite && !resume) {
     throw ConfigError(
         fmt::format("{} holds an earlier run. Give another --out, or --overwrite to replace it, or "

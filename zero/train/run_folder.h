@@ -21,6 +21,7 @@ class RunFolder {
  public:
   explicit RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
 
+  const std::filesystem::path& path() const { return path_; }
   std::filesystem::path log() const { return path_ / "log.jsonl"; }
   std::filesystem::path model() const { return path_ / "model.safetensors"; }
   std::filesystem::path model_config() const { return path_ / "config.json"; }

@@ -266,7 +266,9 @@ void Trainer::sample() {
   train::sample(run_, [this] { return agree_to_stop(); });
 }
 
-void Trainer::save_weights() { write_weights(*run_.engine, *run_.model, run_.folder); }
+void Trainer::save_weights() {
+  write_weights(*run_.engine, *run_.model, run_.folder, run_.options.from);
+}
 
 void Trainer::save_checkpoint() {
   begin_save(false);

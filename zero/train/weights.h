@@ -1,7 +1,7 @@
-// Writes the final weights of a run in the form that other programs read.
+// Reads the first weights of a run, and writes the final ones, in the form of other programs.
 #pragma once
 
-#include <filesystem>
+#include <string>
 
 #include "zero/engine/engine.h"
 #include "zero/models/language/language_model.h"
@@ -10,9 +10,18 @@
 namespace zero::train {
 
 /// Writes the model's full parameters, in the places that their `export_places` name and in the
-/// engine's dtype, to the folder's model.safetensors, and its sizes to config.json. Each file is
-/// whole or absent, and an earlier one stays until then. Rank 0 writes, one unit at a time in
-/// memory. Collective. Throws CheckpointError if the disk is full (see comm/agreement.h).
-void write_weights(Engine& engine, LanguageModel& model, const RunFolder& folder);
+/// engine's dtype, to the folder's model.safetensors, or to several files (save_pretrained), and its
+/// sizes to config.json. Each file is whole or absent, and an earlier one stays until then. Rank 0
+/// writes, one unit at a time in memory. Collective. Throws CheckpointError if the disk is full (see
+/// comm/agreement.h).
+///
+/// If the run's first weights came from the folder `from`, its files of a tokenizer and of
+/// generation are copied.
+void write_weights(Engine& engine, LanguageModel& model, const RunFolder& folder,
+                   const std::string& from);
+
+/// Reads the weights at `path` into the engine's shards (load_pretrained), and returns a sentence
+/// that says what was read and what was left over. Collective. Throws CheckpointError.
+std::string load_weights(Engine& engine, LanguageModel& model, const std::string& path);
 
 }  // namespace zero::train

@@ -12,17 +12,15 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "zero/models/language/layer_sequence.h"
-#include "zero/models/layers/tiled_linear.h"
-#include "zero/models/recompute/recompute.h"
+#include "zero/models/language/decoder.h"
+#include "zero/models/layers/projection.h"
 
 namespace zero {
-
-struct LinearCrossEntropyOptions;
 
 /// The sizes of a GPT-2. The default is the 124 M model.
 struct Gpt2Config {
@@ -70,47 +68,6 @@ struct Gpt2Config {
   bool operator==(const Gpt2Config&) const = default;
 };
 
-/// y = x W + b with W as (in, out), the orientation of Hugging Face's GPT-2 files. (…, in) -> (…,
-/// out).
-class Conv1dImpl : public torch::nn::Cloneable<Conv1dImpl>, public Tileable {
- public:
-  /// Weights are drawn from N(0, deviation^2); the bias is zero.
-  Conv1dImpl(int64_t in, int64_t out, double deviation);
-  void reset() final;
-  at::Tensor forward(const at::Tensor& x);
-  /// forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
-  at::Tensor forward_of_gelu(const at::Tensor& x);
-  bool tile(int64_t max_elements) override;
-
-  at::Tensor weight;           ///< (in, out); undefined in tiles
-  at::Tensor bias;             ///< (out); undefined in tiles
-  TiledLinear tiles{nullptr};  ///< in place of both
-
- private:
-  int64_t in_;
-  int64_t out_;
-  double deviation_;
-  int64_t tile_elements_ = 0;  // 0: whole
-};
-TORCH_MODULE(Conv1d);
-
-/// A table of vectors. (…) int64 -> (…, C).
-class Gpt2EmbeddingImpl : public torch::nn::Cloneable<Gpt2EmbeddingImpl> {
- public:
-  /// Weights are drawn from N(0, deviation^2).
-  Gpt2EmbeddingImpl(int64_t rows, int64_t width, double deviation);
-  void reset() final;
-  at::Tensor forward(const at::Tensor& indices);
-
-  at::Tensor weight;  ///< (rows, C)
-
- private:
-  int64_t rows_;
-  int64_t width_;
-  double deviation_;
-};
-TORCH_MODULE(Gpt2Embedding);
-
 /// Causal self-attention. (B, T, C) -> (B, T, C).
 class Gpt2AttentionImpl : public torch::nn::Cloneable<Gpt2AttentionImpl> {
  public:
@@ -118,8 +75,8 @@ class Gpt2AttentionImpl : public torch::nn::Cloneable<Gpt2AttentionImpl> {
   void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
-  Conv1d c_attn{nullptr};  ///< C -> 3C: queries, keys, values
-  Conv1d c_proj{nullptr};  ///< C -> C
+  Projection c_attn{nullptr};  ///< C -> 3C: queries, keys, values
+  Projection c_proj{nullptr};  ///< C -> C
 
  private:
   Gpt2Config config_;
@@ -133,8 +90,8 @@ class Gpt2MlpImpl : public torch::nn::Cloneable<Gpt2MlpImpl> {
   void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
-  Conv1d c_fc{nullptr};    ///< C -> inner
-  Conv1d c_proj{nullptr};  ///< inner -> C
+  Projection c_fc{nullptr};    ///< C -> inner
+  Projection c_proj{nullptr};  ///< inner -> C
 
  private:
   Gpt2Config config_;
@@ -158,60 +115,35 @@ class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
 };
 TORCH_MODULE(Gpt2Block);
 
-/// The language model. `tokens` and `targets` are int64; all functions throw ConfigError for
-/// another dtype or shape or for a sequence longer than the context.
-class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl> {
+/// The language model: Decoder has its functions. Linear layers lie as (in, out), the orientation
+/// of Hugging Face's files.
+class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl>, public Decoder {
  public:
   /// Draws GPT-2's initial weights from LibTorch's default generator. ConfigError as
   /// Gpt2Config::validate.
   explicit Gpt2Impl(const Gpt2Config& config);
   void reset() final;
 
-  /// The hidden states after the last norm. (B, T) -> (B, T, C).
-  at::Tensor forward(const at::Tensor& tokens);
-
-  /// The mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B, T), (B,
-  /// T) -> ().
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
-
-  /// The model as layers, for the micro-batches of a step: `tokens[i]` and `targets[i]` as `loss`
-  /// takes them, all of one shape. The embeddings of all micro-batches are computed together; each
-  /// block is a layer. Holds the model's modules.
-  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets);
-
-  /// Unnormalised log-probabilities. (B, T) -> (B, T, V).
-  at::Tensor logits(const at::Tensor& tokens);
-
-  /// The same for the last position only. (B, T) -> (B, V).
-  at::Tensor logits_last(const at::Tensor& tokens);
-
   const Gpt2Config& config() const { return config_; }
 
-  /// From the next forward on. Losses and gradients stay the same to the bit. ConfigError for a
-  /// negative `every`.
-  void recompute(RecomputeSettings settings);
-  const RecomputeSettings& recompute() const { return recompute_; }
-
-  Gpt2Embedding wte{nullptr};  ///< (V, C)
-  Gpt2Embedding wpe{nullptr};  ///< (context, C)
+  EmbeddingTable wte{nullptr};  ///< (V, C)
+  EmbeddingTable wpe{nullptr};  ///< (context, C)
   torch::nn::ModuleList h{nullptr};
   torch::nn::LayerNorm ln_f{nullptr};
 
  private:
-  /// The hidden states before the last norm. (B, T) -> (B, T, C). `slot`: see tied_embedding.h.
-  at::Tensor body(const at::Tensor& tokens, const at::Tensor& slot = {});
-  /// The hidden states before the first block. (B, T) -> (B, T, C).
-  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot = {});
-  /// `hidden` is (B, T, C), before the last norm.
-  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets,
-                     const LinearCrossEntropyOptions& options);
-  static void check_targets(const at::Tensor& tokens, const at::Tensor& targets);
-  /// (V, C): wte.weight or lm_head.weight.
-  const at::Tensor& output_weight() const;
+  std::string_view title() const override { return "GPT-2"; }
+  int64_t context() const override { return config_.context; }
+  std::string_view context_key() const override { return "n_positions"; }
+  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) override;
+  std::vector<Block> blocks(const at::Tensor& tokens) override;
+  at::Tensor normed(const at::Tensor& hidden) override;
+  const at::Tensor& input_weight() const override { return wte->weight; }
+  const at::Tensor& output_weight() const override;
+  std::shared_ptr<Decoder> self() override;
 
   Gpt2Config config_;
-  RecomputeSettings recompute_;
-  Gpt2Embedding lm_head_{nullptr};  ///< only when not tied; holds lm_head.weight
+  EmbeddingTable lm_head_{nullptr};  ///< only when not tied; holds lm_head.weight
 };
 TORCH_MODULE(Gpt2);
 

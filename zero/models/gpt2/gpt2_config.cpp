@@ -2,61 +2,13 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
-#include <type_traits>
 
 #include "zero/base/error.h"
-#include "zero/base/json.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/language/config_reader.h"
 
 namespace zero {
 namespace {
-
-using nlohmann::json;
-
-// Reads values by key and says which file, key and value are wrong.
-class Reader {
- public:
-  Reader(const json& object, std::string_view source) : object_(object), source_(source) {}
-
-  // The value of `key`, or `fallback` when it is absent or null (Hugging Face writes both).
-  template <typename T>
-  T get(const char* key, T fallback) const {
-    const auto found = object_.find(key);
-    if (found == object_.end() || found->is_null()) return fallback;
-    if (!is_kind<T>(*found)) {
-      throw ConfigError(fmt::format("{}: key '{}' is {}, which is not {}.", source_, key,
-                                    found->dump(), kind<T>()));
-    }
-    return found->get<T>();
-  }
-
-  // For keys that change what the model computes: only `supported` will do.
-  template <typename T>
-  void require(const char* key, T supported) const {
-    if (get<T>(key, supported) == supported) return;
-    throw ConfigError(fmt::format("{}: key '{}' is {}, and only {} is supported.", source_, key,
-                                  object_.at(key).dump(), json(supported).dump()));
-  }
-
- private:
-  template <typename T>
-  static std::string_view kind() {
-    if constexpr (std::is_same_v<T, bool>) return "true or false";
-    if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
-    if constexpr (std::is_same_v<T, double>) return "a number";
-    return "a string";
-  }
-  template <typename T>
-  static bool is_kind(const json& value) {
-    if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
-    if constexpr (std::is_same_v<T, int64_t>) return value.is_number_integer();
-    if constexpr (std::is_same_v<T, double>) return value.is_number();
-    return value.is_string();
-  }
-
-  const json& object_;
-  std::string_view source_;
-};
 
 const std::map<std::string, Gpt2Config, std::less<>>& presets() {
   static const std::map<std::string, Gpt2Config, std::less<>> table{
@@ -160,15 +112,7 @@ std::string Gpt2Config::to_json() const {
 }
 
 Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source) {
-  json object;
-  try {
-    object = json::parse(text);
-  } catch (const json::exception& error) {
-    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, json_fault(text, error)));
-  }
-  if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
-
-  const Reader read(object, source);
+  const ConfigReader read(text, source);
   read.require<std::string>("model_type", "gpt2");
   const auto activation = read.get<std::string>("activation_function", "gelu_new");
   if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {

@@ -61,30 +61,11 @@ class Gpt2LanguageModel final : public LanguageModel {
   at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
   void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
 
-  /// Parameters have Hugging Face's names but for the tiles of a linear layer, (out, in), which
-  /// together are its (in, out) there.
-  std::map<std::string, ExportPlace> export_places() override {
-    std::map<std::string, ExportPlace> places;
-    for (const auto& module : model_->named_modules()) {
-      const auto* layer = module.value()->as<Conv1dImpl>();
-      if (layer == nullptr || !layer->tiles) continue;
-      const auto& path = module.key();
-      const auto& parts = layer->tiles;
-      const auto& sizes = parts->options();
-      for (int64_t o = 0; o < sizes.out_splits; ++o) {
-        const int64_t out = parts->out_part(o).begin;
-        places[fmt::format("{}.tiles.bias_{}", path, o)] = {
-            .tensor = path + ".bias", .sizes = {sizes.out_features}, .offsets = {out}};
-        for (int64_t i = 0; i < sizes.in_splits; ++i) {
-          places[fmt::format("{}.tiles.weight_{}_{}", path, o, i)] = {
-              .tensor = path + ".weight",
-              .sizes = {sizes.in_features, sizes.out_features},
-              .offsets = {parts->in_part(i).begin, out},
-              .transposed = true};
-        }
-      }
-    }
-    return places;
+  /// Parameters have Hugging Face's names but for the tiles of a linear layer.
+  std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }
+  std::map<std::string, std::string> tied_names() const override {
+    if (!model_->config().tie_word_embeddings) return {};
+    return {{"lm_head.weight", "wte.weight"}};
   }
 
  private:

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/checkpoint/tensor_place.h"
 #include "zero/models/language/layer_sequence.h"
 #include "zero/models/recompute/recompute.h"
 
@@ -68,14 +69,6 @@ class LanguageModelConfig {
   virtual std::unique_ptr<LanguageModel> build() const = 0;
 };
 
-/// The place of a parameter's values in the weights that other programs read.
-struct ExportPlace {
-  std::string tensor;            ///< the name there
-  std::vector<int64_t> sizes;    ///< of the whole tensor there
-  std::vector<int64_t> offsets;  ///< where the values begin, in each of its dimensions
-  bool transposed = false;       ///< the values are those of the transposed parameter
-};
-
 /// A language model. B is the batch, T the sequence, V the vocabulary; tokens and targets are
 /// int64. The functions throw ConfigError for another dtype or shape, or a sequence beyond the
 /// context.
@@ -102,7 +95,10 @@ class LanguageModel {
   virtual void recompute(RecomputeSettings settings) = 0;
   /// By the parameters' names; one that is absent is exported whole, under its own name. The
   /// parameters of one tensor come one after the other.
-  virtual std::map<std::string, ExportPlace> export_places() = 0;
+  virtual std::map<std::string, TensorPlace> export_places() = 0;
+  /// Names that other programs' files may have beside those of parameters, because this model ties
+  /// them: by such a name, the parameter. Empty where nothing is tied.
+  virtual std::map<std::string, std::string> tied_names() const = 0;
 };
 
 /// A kind of language model.

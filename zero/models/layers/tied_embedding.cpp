@@ -19,10 +19,11 @@ struct Slot {
 class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
-                            const at::Tensor& indices, const Slot& slot) {
+                            const at::Tensor& indices, const Slot& slot, int64_t padding) {
     context->saved_data["indices"] = indices;
     context->saved_data["slot"] = slot.gradient;
     context->saved_data["rows"] = weight.size(0);
+    context->saved_data["padding"] = padding;
     return at::embedding(weight, indices);
   }
 
@@ -36,14 +37,18 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
     }
     const auto indices = saved.at("indices").toTensor();
     const auto rows = saved.at("rows").toInt();
+    const auto padding = saved.at("padding").toInt();
     auto gradient = saved.at("slot").toTensor();
     saved.clear();  // so that autograd holds the gradient alone, and need not copy it
     if (gradient.numel() == 0) {
-      gradient = at::embedding_dense_backward(gradients[0], indices, rows, -1, false);
+      gradient = at::embedding_dense_backward(gradients[0], indices, rows, padding, false);
     } else {
-      gradient.index_add_(0, indices.reshape({-1}), gradients[0].reshape({-1, gradient.size(1)}));
+      auto of_rows = gradients[0].reshape({-1, gradient.size(1)});
+      const auto of = indices.reshape({-1});
+      if (padding >= 0) of_rows = of_rows.masked_fill(of.eq(padding).unsqueeze(1), 0);
+      gradient.index_add_(0, of, of_rows);
     }
-    return {std::move(gradient), {}, {}};
+    return {std::move(gradient), {}, {}, {}};
   }
 };
 
@@ -56,8 +61,8 @@ at::Tensor gradient_slot(const at::Tensor& weight) {
 }
 
 at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,
-                          const at::Tensor& slot) {
-  return TiedEmbedding::apply(weight, indices, Slot{slot});
+                          const at::Tensor& slot, int64_t padding) {
+  return TiedEmbedding::apply(weight, indices, Slot{slot}, padding);
 }
 
 }  // namespace zero

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/linear.h"
 
 namespace zero {
@@ -52,9 +53,9 @@ void TiledLinearImpl::reset() {
   const double bound = 1.0 / std::sqrt(static_cast<double>(options_.in_features));
   for (int64_t o = 0; o < options_.out_splits; ++o) {
     for (int64_t i = 0; i < options_.in_splits; ++i) {
-      weights.push_back(register_parameter(
-          fmt::format("weight_{}_{}", o, i),
-          at::empty({out_part(o).size, in_part(i).size}).uniform_(-bound, bound)));
+      weights.push_back(
+          register_parameter(fmt::format("weight_{}_{}", o, i),
+                             uniform_values({out_part(o).size, in_part(i).size}, bound)));
     }
   }
   for (int64_t o = 0; options_.bias && o < options_.out_splits; ++o) {
@@ -115,8 +116,13 @@ void TiledLinearImpl::load(const at::Tensor& weight, const at::Tensor& bias) {
   const at::NoGradGuard no_grad;
   for (int64_t o = 0; o < options_.out_splits; ++o) {
     const auto rows = weight.narrow(0, out_part(o).begin, out_part(o).size);
-    for (int64_t i = 0; i < options_.in_splits; ++i)
-      tile(o, i).copy_(rows.narrow(1, in_part(i).begin, in_part(i).size));
+    for (int64_t i = 0; i < options_.in_splits; ++i) {
+      if (has_absent_values(weight)) {
+        tile(o, i).set_data(absent_values(tile(o, i).sizes(), weight.scalar_type()));
+      } else {
+        tile(o, i).copy_(rows.narrow(1, in_part(i).begin, in_part(i).size));
+      }
+    }
     if (options_.bias)
       biases[static_cast<size_t>(o)].copy_(bias.narrow(0, out_part(o).begin, out_part(o).size));
   }

@@ -1,0 +1,215 @@
+// Llama and its relatives compute what transformers computes with the same files, and refuse what
+// they do not compute.
+#include "zero/models/llama/llama.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/models/fixtures.h"
+#include "tests/support/message_of.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/weight_files.h"
+#include "zero/models/architectures.h"
+#include "zero/models/layers/attention.h"
+
+namespace zero {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+double relative(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+// A model with the weights of its folder.
+Llama loaded(const std::string& model, const std::string& config) {
+  Llama llama(LlamaConfig::from_json(config, model));
+  const WeightFiles files(fixtures::folder(model));
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : llama->named_parameters())
+    parameter.value().copy_(files.read(parameter.key()));
+  EXPECT_EQ(files.names().size(), llama->named_parameters().size()) << model;
+  return llama;
+}
+
+TEST(Llama, ComputesWhatTransformersComputes) {
+  for (const auto& model : fixtures::models()) {
+    for (const auto& expected : fixtures::variants(model)) {
+      SCOPED_TRACE(expected.name);
+      auto llama = loaded(model, expected.config);
+      const auto logits = llama->logits(expected.tokens);
+      EXPECT_LT(relative(logits, expected.logits), 1e-5);
+      EXPECT_LT(relative(llama->logits_last(expected.tokens), logits.select(1, -1)), 1e-5);
+
+      const auto loss = llama->loss(expected.tokens, expected.targets);
+      EXPECT_NEAR(loss.item<double>(), expected.loss, 1e-5 * expected.loss);
+      loss.backward();
+      std::map<std::string, at::Tensor> gradients;
+      for (const auto& parameter : llama->named_parameters())
+        gradients[parameter.key()] = parameter.value().grad().to(at::kDouble).flatten();
+      int64_t row = 0;
+      for (const auto& [name, gradient] : gradients) {
+        const auto wanted = expected.gradients[row++];
+        const double norm = wanted[0].item<double>();
+        const auto waves = torch::arange(1, gradient.numel() + 1, at::kDouble).sin();
+        EXPECT_NEAR(gradient.norm().item<double>(), norm, 1e-5 * norm) << name;
+        EXPECT_NEAR(gradient.dot(waves).item<double>(), wanted[1].item<double>(), 2e-5 * norm)
+            << name;
+      }
+
+      llama->to(at::kBFloat16);
+      EXPECT_LT(relative(llama->logits(expected.tokens).to(at::kFloat),
+                         expected.logits_bf16.to(at::kFloat)),
+                2e-2);
+    }
+  }
+}
+
+TEST(Llama, GivesTheSameBitsByLayersAndRecomputed) {
+  const auto expected = fixtures::variants("qwen2").back();
+  auto llama = loaded("qwen2", expected.config);
+  const auto loss_of = [&] {
+    llama->zero_grad();
+    const auto loss = llama->loss(expected.tokens, expected.tokens);
+    loss.backward();
+    return std::pair(loss.detach(), llama->parameters().front().grad().clone());
+  };
+  const auto plain = loss_of();
+  llama->recompute({.every = 1});
+  const auto again = loss_of();
+  EXPECT_TRUE(again.first.equal(plain.first));
+  EXPECT_TRUE(again.second.equal(plain.second));
+  const auto layers = llama->layers({expected.tokens}, {expected.tokens});
+  auto values = layers.inputs().front();
+  for (const auto& layer : layers.layers) values = layer(values);
+  EXPECT_TRUE(layers.loss(values, 0).equal(plain.first));
+}
+
+// transformers: the quotient is rounded before it is multiplied by the weight.
+TEST(Llama, CastsAsTransformersDoes) {
+  torch::manual_seed(5);
+  const auto x = torch::randn({64, 48}).to(at::kBFloat16);
+  const auto weight = torch::randn({48}).to(at::kBFloat16);
+  const auto wide = x.to(at::kFloat);
+  const auto quotient = wide * at::rsqrt(wide.pow(2).mean(-1, true) + 1e-5);
+  const auto y = rms_norm(x, weight, 1e-5);
+  EXPECT_TRUE(y.equal(weight * quotient.to(at::kBFloat16)));
+  EXPECT_FALSE(y.equal((weight * quotient).to(at::kBFloat16)));
+
+  const auto table = rotary_table({}, 8, 64, 64, at::kCPU);
+  const auto turned = rotate(x.view({1, 64, 6, 8}), table, at::kBFloat16);
+  const auto halves = x.view({1, 64, 6, 8}).chunk(2, -1);
+  EXPECT_TRUE(turned.equal(x.view({1, 64, 6, 8}) * table.cosines.to(at::kBFloat16) +
+                           at::cat({-halves[1], halves[0]}, -1) * table.sines.to(at::kBFloat16)));
+}
+
+TEST(Llama, AWindowCountsItsOwnPosition) {
+  const auto mask = window_mask(4, 2, at::kCPU);
+  EXPECT_TRUE(mask.equal(
+      torch::tensor({{1, 0, 0, 0}, {1, 1, 0, 0}, {0, 1, 1, 0}, {0, 0, 1, 1}}).to(at::kBool)));
+  EXPECT_FALSE(window_mask(4, 4, at::kCPU).defined());
+  EXPECT_FALSE(window_mask(4, 0, at::kCPU).defined());
+}
+
+TEST(LlamaConfig, IsWrittenAsItIsRead) {
+  for (const auto& model : fixtures::models()) {
+    for (const auto& variant : fixtures::variants(model)) {
+      SCOPED_TRACE(variant.name);
+      const auto config = LlamaConfig::from_json(variant.config, "config.json");
+      EXPECT_EQ(LlamaConfig::from_json(config.to_json(), "again"), config) << config.to_json();
+
+      const auto sizes = language_model_config_from_json(variant.config, "config.json");
+      const auto built = sizes->build();
+      int64_t elements = 0;
+      std::vector<std::array<int64_t, 2>> matrices;
+      for (const auto& parameter : built->module().parameters()) {
+        elements += parameter.numel();
+        if (parameter.dim() == 2) matrices.push_back({parameter.size(0), parameter.size(1)});
+      }
+      EXPECT_EQ(elements, sizes->parameter_count());
+      EXPECT_THAT(sizes->matrices(), ::testing::UnorderedElementsAreArray(matrices));
+    }
+  }
+}
+
+TEST(LlamaConfig, HasTheDefaultsOfTransformers) {
+  const auto of = [](const std::string& json) { return LlamaConfig::from_json(json, "c"); };
+  EXPECT_EQ(of(R"({"model_type": "llama"})").parameter_count(), 6738415616);  // Llama-2-7B's
+  EXPECT_EQ(of(R"({"model_type": "mistral"})").parameter_count(), 7241732096);
+  EXPECT_EQ(of(R"({"model_type": "mistral"})").windows.front(), 4096);
+  EXPECT_EQ(of(R"({"model_type": "mistral", "sliding_window": null})").windows.front(), 0);
+  EXPECT_EQ(of(R"({"model_type": "mistral", "num_key_value_heads": null})").key_heads, 32);
+  EXPECT_EQ(of(R"({"model_type": "qwen3"})").head_dim, 128);
+  EXPECT_EQ(of(R"({"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
+                   "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
+                   "tie_word_embeddings": true})")
+                .parameter_count(),
+            494032768);  // Qwen2.5-0.5B's
+}
+
+TEST(LlamaConfig, ReadsBothSpellingsOfRotaryPositions) {
+  const auto rotary = [](const std::string& json) {
+    return LlamaConfig::from_json(R"({"model_type": "llama", )" + json + "}", "c").rotary;
+  };
+  const auto llama3 = rotary(
+      R"("rope_theta": 5e5, "rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 1,
+         "high_freq_factor": 4, "original_max_position_embeddings": 8192})");
+  EXPECT_EQ(llama3, rotary(R"("rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5,
+         "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+         "original_max_position_embeddings": 8192})"));
+  EXPECT_EQ(llama3.kind, RotaryKind::llama3);
+  // rope_scaling wins, and the theta inside rope_parameters over the outer one.
+  const auto both = rotary(R"("rope_theta": 3, "rope_scaling": {"type": "linear", "factor": 2},
+         "rope_parameters": {"rope_type": "dynamic", "factor": 4, "rope_theta": 7})");
+  EXPECT_EQ(both.kind, RotaryKind::linear);
+  EXPECT_EQ(both.theta, 7);
+  EXPECT_EQ(both.factor, 2);
+}
+
+TEST(LlamaConfig, RefusesByNameWhatIsNotComputed) {
+  const std::vector<std::array<std::string, 3>> cases{
+      {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act", "\"silu\""},
+      {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "quantization_config", ""},
+      {R"({"model_type": "llama", "logit_scale": 2.0})", "logit_scale", "2.0"},
+      {R"({"model_type": "mistral", "attention_bias": true})", "attention_bias", "true"},
+      {R"({"model_type": "llama", "rope_scaling": {"rope_type": "longrope"}})", "rope_type",
+       "longrope"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "linear"}})", "factor", "absent"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "llama3", "factor": 8,
+          "low_freq_factor": 1, "high_freq_factor": 4}})",
+       "original_max_position_embeddings", "absent"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2, "mrope": 1}})",
+       "mrope", "rope_scaling"},
+      {R"({"model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor", "0.5"},
+      {R"({"model_type": "llama", "num_key_value_heads": 5})", "num_key_value_heads", "5"},
+      {R"({"model_type": "llama", "head_dim": 7})", "head_dim", "7"},
+      {R"({"model_type": "llama", "hidden_size": "x"})", "hidden_size", "whole number"},
+      {R"({"model_type": "llama", "pad_token_id": 32000})", "pad_token_id", "32000"},
+      {R"({"model_type": "qwen2", "use_sliding_window": true, "layer_types": ["x"]})",
+       "layer_types", "32 layers"},
+      {R"({"model_type": "mixtral"})", "mixtral", "\"qwen3\""}};
+  for (const auto& [json, key, value] : cases) {
+    EXPECT_THAT(message_of<ConfigError>(
+                    [&, text = json] { language_model_config_from_json(text, "this.json"); }),
+                AllOf(HasSubstr("this.json"), HasSubstr(key), HasSubstr(value)))
+        << json;
+  }
+}
+
+TEST(Llama, RefusesSequencesBeyondItsContext) {
+  auto llama = loaded("llama", fixtures::config("llama").dump());
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                llama->logits(torch::zeros({1, 65}, at::kLong));
+              }),
+              AllOf(HasSubstr("65"), HasSubstr("max_position_embeddings")));
+}
+
+}  // namespace
+}  // namespace zero

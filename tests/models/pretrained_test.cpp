@@ -1,0 +1,276 @@
+// Weights of Hugging Face's folders go straight into an engine's shards, and out of them again.
+#include "zero/engine/pretrained.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/models/fixtures.h"
+#include "tests/support/message_of.h"
+#include "tests/support/temporary_folder.h"
+#include "zero/base/error.h"
+#include "zero/base/host_allocator.h"
+#include "zero/checkpoint/weight_files.h"
+#include "zero/models/architectures.h"
+#include "zero/models/layers/initial_values.h"
+#include "zero/models/layers/tiled_linear.h"
+
+namespace zero {
+namespace {
+
+using comm::run_as_threads;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+namespace fs = std::filesystem;
+
+// A language model whose engine has made its shards, without values.
+struct Loaded {
+  Loaded(const std::string& folder, Config config, std::shared_ptr<comm::Group> group,
+         int64_t tile_elements = 0) {
+    const WithoutValues none;
+    model = language_model_config(folder)->build();
+    tile_linears(model->module(), tile_elements);
+    auto tensors = named_tensors(model->module());
+    tensors.values_follow = true;
+    engine =
+        std::make_unique<Engine>(std::move(tensors), rest(), std::move(config), std::move(group));
+  }
+  static std::vector<ParameterGroup> rest() {
+    return {ParameterGroup{.optimizer = AdamW{.lr = 1e-2}, .rest = true}};
+  }
+  PretrainedOptions options() const {
+    return {.places = model->export_places(), .tied = model->tied_names()};
+  }
+
+  std::unique_ptr<LanguageModel> model;
+  std::unique_ptr<Engine> engine;
+};
+
+Config config(int stage, bool bf16 = false) {
+  Config result;
+  result.stage = stage;
+  result.bf16 = bf16;
+  result.unit_bytes = 4096;
+  return result;
+}
+
+TEST(Pretrained, EveryStageReadsTheSameWeights) {
+  for (const std::string name : {"llama-tied", "qwen2"}) {  // one file, and shards
+    const auto folder = fixtures::folder(name).string();
+    const auto expected = fixtures::variants(name).front();
+    const WeightFiles files(folder);
+    std::array<float, 4> losses{};
+    for (int stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(name + ", stage " + std::to_string(stage));
+      run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+        const bool first = group->rank() == 0;
+        Loaded loaded(folder, config(stage), group);
+        auto& engine = *loaded.engine;
+        EXPECT_THAT(message_of<Error>([&] { engine.step(); }), HasSubstr("without values"));
+        const auto report = load_pretrained(engine, folder, loaded.options());
+        EXPECT_THAT(report.missing, IsEmpty());
+        EXPECT_THAT(report.left_over, IsEmpty());
+        for (const auto& info : engine.parameter_infos())
+          EXPECT_TRUE(engine.parameter(info.name).equal(files.read(info.name))) << info.name;
+        for (int step = 0; step < 2; ++step) {
+          const auto loss = loaded.model->loss(expected.tokens, expected.targets);
+          if (step == 0) {
+            EXPECT_NEAR(loss.item<double>(), expected.loss, 1e-5 * expected.loss);
+          } else if (first) {
+            losses[static_cast<size_t>(stage)] = loss.item<float>();
+          }
+          engine.backward(loss);
+          engine.step();
+        }
+      });
+      EXPECT_EQ(losses[static_cast<size_t>(stage)], losses[0]);
+    }
+    EXPECT_LT(losses[0], expected.loss);
+  }
+}
+
+TEST(Pretrained, MasterWeightsKeepTheBitsOfTheFile) {
+  const auto folder = fixtures::folder("qwen3").string();
+  const WeightFiles files(folder);
+  run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+    Loaded loaded(folder, config(3, true), group);
+    load_pretrained(*loaded.engine, folder, loaded.options());
+    const auto name = loaded.engine->parameter_names().front();
+    EXPECT_TRUE(loaded.engine->parameter(name).equal(files.read(name)));
+    loaded.engine->visit_parameters([&](const std::string& each, const at::Tensor& value) {
+      EXPECT_TRUE(value.equal(files.read(each).to(at::kBFloat16))) << each;
+    });
+  });
+}
+
+TEST(Pretrained, WhatIsWrittenIsReadAtAnyStageWholeOrInShards) {
+  const TemporaryFolder folder;
+  const auto source = fixtures::folder("llama").string();
+  const WeightFiles files(source);
+  for (const int64_t tiles : {0, 100}) {
+    run_as_threads(3, [&](std::shared_ptr<comm::Group> group) {
+      Loaded loaded(source, config(tiles > 0 ? 3 : 1), group, tiles);
+      load_pretrained(*loaded.engine, source, loaded.options());
+      save_pretrained(*loaded.engine, folder.path().string(),
+                      {.places = loaded.model->export_places(),
+                       .config_json = loaded.model->config().to_json(),
+                       .shard_bytes = 4000});
+      group->barrier();
+      EXPECT_FALSE(fs::exists(folder / kWeightsFile));
+      const WeightFiles written(folder.path());
+      EXPECT_EQ(written.names(), files.names());
+      for (const auto& name : files.names())
+        EXPECT_TRUE(written.read(name).equal(files.read(name))) << name;
+
+      // Another layout reads it; one file takes the place of the shards.
+      Loaded other(folder.path().string(), config(2), group);
+      load_pretrained(*other.engine, folder.path().string(), other.options());
+      save_pretrained(*other.engine, folder.path().string());
+      group->barrier();
+      EXPECT_FALSE(fs::exists(folder / kWeightsIndex));
+      EXPECT_EQ(WeightFiles(folder.path()).names(), files.names());
+      group->barrier();
+    });
+  }
+  EXPECT_EQ(language_model_config(folder.path().string())->to_json(),
+            language_model_config(source)->to_json());
+}
+
+// A file of weights with changes.
+using Tensors = std::map<std::string, at::Tensor>;
+void write_changed(const std::string& model, const fs::path& path,
+                   const std::function<void(Tensors&)>& change) {
+  const WeightFiles files(fixtures::folder(model));
+  Tensors tensors;
+  for (const auto& name : files.names()) tensors[name] = files.read(name);
+  change(tensors);
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, tensor] : tensors)
+    infos.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  SafetensorsWriter writer(path, infos);
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+  writer.commit();
+}
+
+TEST(Pretrained, ListsWhatIsMissingAndWhatIsLeftOver) {
+  const TemporaryFolder folder;
+  const auto file = (folder / "w.safetensors").string();
+  const auto source = fixtures::folder("llama-tied").string();
+  const auto load = [&](const std::function<void(Tensors&)>& change, PretrainedReport& report,
+                        bool allow_missing = false) {
+    write_changed("llama-tied", file, change);
+    Loaded loaded(source, config(3), comm::single());
+    auto options = loaded.options();
+    options.allow_missing = allow_missing;
+    report = load_pretrained(*loaded.engine, file, options);
+  };
+  const std::string embedding = "model.embed_tokens.weight";
+  const std::string norm = "model.norm.weight";
+  PretrainedReport report;
+
+  // Without the prefix, with a head that is tied here, in another dtype, and with a buffer of old
+  // files.
+  load(
+      [&](Tensors& tensors) {
+        Tensors stripped;
+        for (const auto& [name, tensor] : tensors) stripped[name.substr(6)] = tensor;
+        stripped["lm_head.weight"] = tensors.at(embedding).clone();
+        stripped["layers.0.self_attn.rotary_emb.inv_freq"] = torch::ones({2});
+        stripped["norm.weight"] = tensors.at(norm).to(at::kBFloat16);
+        tensors = stripped;
+      },
+      report);
+  EXPECT_THAT(report.left_over, ElementsAre("layers.0.self_attn.rotary_emb.inv_freq"));
+
+  const auto refused = [&](const std::function<void(Tensors&)>& change, bool allow_missing) {
+    return message_of<CheckpointError>([&] { load(change, report, allow_missing); });
+  };
+  const auto lose = [&](Tensors& tensors) {
+    tensors.erase(norm);
+    tensors.erase("model.layers.1.mlp.up_proj.bias");
+  };
+  EXPECT_THAT(refused(lose, false), AllOf(HasSubstr("2 of the model's"), HasSubstr(norm),
+                                          HasSubstr("model.layers.1.mlp.up_proj.bias")));
+  EXPECT_THAT(refused(lose, true), HasSubstr(norm)) << "there are no values to keep";
+  EXPECT_THAT(refused([&](Tensors& t) { t["lm_head.weight"] = t.at(embedding) + 1; }, false),
+              AllOf(HasSubstr("lm_head.weight"), HasSubstr("tie_word_embeddings")));
+  EXPECT_THAT(refused([&](Tensors& t) { t[norm] = torch::ones({17}); }, false),
+              AllOf(HasSubstr(norm), HasSubstr("(17)"), HasSubstr("(16)")));
+  EXPECT_THAT(refused([&](Tensors& t) { t[norm] = torch::ones({16}, at::kLong); }, false),
+              HasSubstr("Long"));
+
+  // A model that has values keeps those that are missing.
+  write_changed("llama-tied", file, lose);
+  const auto model = language_model_config(source)->build();
+  Engine engine(model->module(), AdamW{}, config(2));
+  report = load_pretrained(engine, file, {.allow_missing = true});
+  EXPECT_THAT(report.missing,
+              testing::UnorderedElementsAre(norm, "model.layers.1.mlp.up_proj.bias"));
+  EXPECT_TRUE(engine.parameter(norm).equal(torch::ones({16})));
+}
+
+TEST(Pretrained, ARankHoldsItsSlicesAndAPiece) {
+  const TemporaryFolder folder;
+  const auto sizes = language_model_config_from_json(
+      R"({"model_type": "llama", "vocab_size": 16384, "hidden_size": 256, "intermediate_size": 1024,
+          "num_hidden_layers": 4, "num_attention_heads": 4})",
+      "sizes");
+  {
+    const auto model = sizes->build();
+    Engine engine(model->module(), AdamW{}, config(0));
+    save_pretrained(engine, folder.path().string(), {.config_json = sizes->to_json()});
+  }
+  const int64_t whole = 4 * sizes->parameter_count();
+  auto& allocator = HostAllocator::instance();
+  allocator.trim();
+  run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+    if (group->rank() == 0) allocator.reset_peaks();
+    group->barrier();
+    const auto before = allocator.usage().used.current;
+    Loaded loaded(folder.path().string(), config(3), group);
+    load_pretrained(*loaded.engine, folder.path().string(), loaded.options());
+    group->barrier();
+    // Two ranks of one process: each had room for its largest parameter, a third of the model.
+    EXPECT_LT(allocator.usage().used.peak - before, whole * 3 / 4);
+  });
+}
+
+TEST(WeightFiles, RefuseDamagedFolders) {
+  const TemporaryFolder folder;
+  const auto of = [&] {
+    return message_of<CheckpointError>([&] { WeightFiles files(folder.path()); });
+  };
+  EXPECT_THAT(of(), HasSubstr("neither model.safetensors nor"));
+  folder.write(kWeightsIndex, "{");
+  EXPECT_THAT(of(), AllOf(HasSubstr(kWeightsIndex), HasSubstr("weight_map")));
+  folder.write(kWeightsIndex, R"({"weight_map": {"a": "../x.safetensors"}})");
+  EXPECT_THAT(of(), HasSubstr("../x.safetensors"));
+  folder.write(kWeightsIndex, R"({"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}})");
+  EXPECT_THAT(of(), AllOf(HasSubstr("x.safetensors is missing"), HasSubstr(kWeightsIndex)));
+  const auto write = [&](const char* file, const char* tensor) {
+    SafetensorsWriter writer(folder / file, {{tensor, at::kFloat, {2}}});
+    writer.write(tensor, torch::ones({2}));
+    writer.commit();
+  };
+  write("x.safetensors", "a");
+  write("y.safetensors", "a");
+  EXPECT_THAT(of(), AllOf(HasSubstr("Both"), HasSubstr("'a'")));
+  write("y.safetensors", "c");
+  EXPECT_THAT(of(), AllOf(HasSubstr("y.safetensors"), HasSubstr("'b'")));
+  const auto text = TemporaryFolder::read(folder / "x.safetensors");
+  folder.write("x.safetensors", text.substr(0, text.size() - 1));
+  EXPECT_THAT(of(), HasSubstr("truncated"));
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,213 @@
+#include "zero/engine/pretrained.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "zero/base/device_limit.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+#include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/weight_files.h"
+#include "zero/comm/agreement.h"
+#include "zero/engine/engine_impl.h"
+#include "zero/engine/weights_source.h"
+
+namespace zero {
+
+namespace fs = std::filesystem;
+
+PretrainedReport Engine::load_weights_of(const std::string& path, const PretrainedOptions& options,
+                                         std::string_view label) {
+  const c10::NoGradGuard no_grad;
+  const HostScope not_refused;
+  PretrainedReport report;
+  impl_->load_states(label, [&] { return open_weights(impl_->parts(), path, options, report); });
+  return report;
+}
+
+void Engine::load_weights(const std::string& path) {
+  (void)load_weights_of(path, {}, "Engine::load_weights");
+}
+
+PretrainedReport load_pretrained(Engine& engine, const std::string& path,
+                                 const PretrainedOptions& options) {
+  return engine.load_weights_of(path, options, "load_pretrained");
+}
+
+namespace {
+
+using Places = std::map<std::string, TensorPlace>;
+
+void write_text(const fs::path& path, const std::string& text) {
+  OutputFile file(path, fail<CheckpointError>);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+/// The tensors in the order in which they are complete.
+std::vector<TensorInfo> tensors_of(const Engine& engine, const Places& places) {
+  std::vector<TensorInfo> tensors;
+  for (auto& info : engine.parameter_infos()) {
+    const auto place = places.find(info.name);
+    if (place == places.end()) {
+      tensors.push_back(std::move(info));
+    } else if (tensors.empty() || tensors.back().name != place->second.tensor) {
+      tensors.push_back({place->second.tensor, info.dtype, place->second.sizes});
+    }
+  }
+  return tensors;
+}
+
+/// Puts tensors together; the parts of one come one after the other, so that few are held.
+class Assembly {
+ public:
+  /// The whole tensor once all of its parts have come; undefined before.
+  at::Tensor add(const TensorPlace& place, const at::Tensor& value) {
+    auto& whole = wholes_[place.tensor];
+    if (!whole.tensor.defined()) {
+      whole.tensor = at::empty(place.sizes, value.options());
+      whole.missing = whole.tensor.numel();
+    }
+    const auto part = place.transposed ? value.t() : value;
+    auto target = whole.tensor;
+    for (int64_t i = 0; i < part.dim(); ++i)
+      target = target.narrow(i, place.offsets.at(static_cast<size_t>(i)), part.size(i));
+    target.copy_(part);
+    whole.missing -= value.numel();
+    if (whole.missing > 0) return {};
+    return wholes_.extract(place.tensor).mapped().tensor;
+  }
+
+ private:
+  struct Whole {
+    at::Tensor tensor;
+    int64_t missing = 0;  // elements
+  };
+  std::map<std::string, Whole> wholes_;
+};
+
+int64_t bytes_of(const TensorInfo& info) {
+  return c10::multiply_integers(info.shape) * static_cast<int64_t>(c10::elementSize(info.dtype));
+}
+
+/// Writes tensors, which come in a known order, to as many files as they need.
+class ShardedWriter {
+ public:
+  ShardedWriter(fs::path folder, const std::vector<TensorInfo>& tensors, int64_t shard_bytes)
+      : folder_(std::move(folder)) {
+    int64_t bytes = 0;
+    for (const auto& info : tensors) {
+      if (shards_.empty() || bytes + bytes_of(info) > shard_bytes) {
+        shards_.emplace_back();
+        bytes = 0;
+      }
+      bytes += bytes_of(info);
+      total_bytes_ += bytes_of(info);
+      total_elements_ += c10::multiply_integers(info.shape);
+      shards_.back().push_back(info);
+    }
+  }
+
+  void write(const std::string& name, const at::Tensor& value) {
+    if (!file_) {
+      file_.emplace(folder_ / file_name(next_), shards_[next_],
+                    std::map<std::string, std::string>{{"format", "pt"}});  // loaders ask for it
+    }
+    file_->write(name, value);
+    if (++written_ < shards_[next_].size()) return;
+    file_->commit();
+    file_.reset();
+    written_ = 0;
+    ++next_;
+  }
+
+  /// Writes the index, and removes the weights that were there before.
+  void finish() {
+    if (shards_.size() > 1) {
+      std::map<std::string, std::string> files;
+      for (size_t i = 0; i < shards_.size(); ++i) {
+        for (const auto& info : shards_[i]) files[info.name] = file_name(i);
+      }
+      const nlohmann::ordered_json index{
+          {"metadata", {{"total_size", total_bytes_}, {"total_parameters", total_elements_}}},
+          {"weight_map", files}};
+      write_text(folder_ / kWeightsIndex, index.dump(2) + "\n");
+    }
+    std::error_code ignored;
+    std::vector<fs::path> old;
+    for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
+      const auto name = entry.path().filename().string();
+      const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
+      if ((shard || name == kWeightsFile || name == kWeightsIndex) && !is_new(name))
+        old.push_back(entry.path());
+    }
+    for (const auto& path : old) fs::remove(path, ignored);
+  }
+
+ private:
+  std::string file_name(size_t shard) const {
+    if (shards_.size() == 1) return kWeightsFile;
+    return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards_.size());
+  }
+  bool is_new(const std::string& name) const {
+    if (shards_.size() > 1 && name == kWeightsIndex) return true;
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      if (name == file_name(i)) return true;
+    }
+    return false;
+  }
+
+  fs::path folder_;
+  std::vector<std::vector<TensorInfo>> shards_;
+  int64_t total_bytes_ = 0;
+  int64_t total_elements_ = 0;
+  std::optional<SafetensorsWriter> file_;
+  size_t next_ = 0;
+  size_t written_ = 0;
+};
+
+}  // namespace
+
+void save_pretrained(Engine& engine, const std::string& folder,
+                     const SavePretrainedOptions& options) {
+  if (options.shard_bytes < 1) {
+    throw ConfigError(fmt::format("SavePretrainedOptions::shard_bytes is {}; it must be positive.",
+                                  options.shard_bytes));
+  }
+  const bool writes = engine.group().rank() == 0;
+  std::exception_ptr failure;
+  const auto attempt = [&](const auto& body) {
+    if (!writes || failure) return;
+    try {
+      body();
+    } catch (const Error&) {
+      failure = std::current_exception();  // the walk over the parameters is collective: it goes on
+    }
+  };
+  ShardedWriter files(folder, tensors_of(engine, options.places), options.shard_bytes);
+  Assembly assembly;
+  engine.visit_parameters([&](const std::string& name, const at::Tensor& value) {
+    attempt([&] {
+      const auto place = options.places.find(name);
+      if (place == options.places.end()) return files.write(name, value);
+      const auto whole = assembly.add(place->second, value);
+      if (whole.defined()) files.write(place->second.tensor, whole);
+    });
+  });
+  attempt([&] {
+    files.finish();
+    if (!options.config_json.empty())
+      write_text(fs::path(folder) / "config.json", options.config_json);
+  });
+  comm::share_failure<CheckpointError>(engine.group(), "Writing the weights", failure);
+}
+
+}  // namespace zero

@@ -1,0 +1,62 @@
+// Weights of other programs: Hugging Face's folders, read straight into an engine's shards and
+// written from them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "zero/checkpoint/tensor_place.h"
+#include "zero/engine/engine.h"
+
+namespace zero {
+
+struct PretrainedOptions {
+  /// By the names of parameters: where their values lie in the files. A parameter that is absent
+  /// here has a tensor of its own name and shape.
+  std::map<std::string, TensorPlace> places{};
+  /// Names in files, and the parameters that the model has in their place, because it ties them. A
+  /// file may have both, which then have the same values.
+  std::map<std::string, std::string> tied{};
+  /// Parameters that the files do not have keep their values.
+  bool allow_missing = false;
+};
+
+/// The names that did not go together.
+struct PretrainedReport {
+  std::vector<std::string> missing;    ///< parameters that the files do not have
+  std::vector<std::string> left_over;  ///< tensors that no parameter or buffer took
+};
+
+/// Begins anew from the weights at `path`, a safetensors file or a folder: `model.safetensors`, or
+/// several files and `model.safetensors.index.json`. Each rank reads the ranges of its own slices,
+/// in pieces of 16 MiB, in any floating-point dtype: parameters are rounded to the engine's, and
+/// master weights keep what the file has. A tensor may have the parameter's name, one of its tied
+/// names, or either with the prefix "model." or "transformer." more or less; buffers count as far
+/// as they are there. Moments and step counts begin at zero. Collective.
+///
+/// Throws CheckpointError on every rank, and changes nothing, if files are damaged, if a tensor has
+/// another shape, if tied ones differ, or if parameters are missing; it lists them. So it does with
+/// `allow_missing` where a missing one has no values to keep (NamedTensors::values_follow).
+PretrainedReport load_pretrained(Engine& engine, const std::string& path,
+                                 const PretrainedOptions& options = {});
+
+struct SavePretrainedOptions {
+  /// As PretrainedOptions::places. The parameters of one tensor come one after the other.
+  std::map<std::string, TensorPlace> places{};
+  /// The text of config.json; empty: none is written.
+  std::string config_json{};
+  /// A file has at most so many bytes of tensors, unless it has one tensor alone.
+  int64_t shard_bytes = 5'000'000'000;
+};
+
+/// Writes the parameters, in the engine's dtype, as transformers' save_pretrained does:
+/// `model.safetensors`, or `model-00001-of-0000N.safetensors` and their index where there are more
+/// than `shard_bytes`. Rank 0 writes to the folder, which exists, with one unit at a time in
+/// memory. Each file is whole or absent. Weights of an earlier call go when the new ones are there.
+/// Collective. Throws CheckpointError on every rank where the disk is full.
+void save_pretrained(Engine& engine, const std::string& folder,
+                     const SavePretrainedOptions& options = {});
+
+}  // namespace zero

@@ -1,0 +1,207 @@
+#include "zero/engine/weights_source.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/weight_files.h"
+#include "zero/engine/flat.h"
+
+namespace zero {
+
+using partition::Range;
+
+namespace {
+
+// Models are saved with and without the part that holds all but the head.
+constexpr std::array<std::string_view, 2> kPrefixes{"model.", "transformer."};
+
+constexpr int64_t kRowPiece = int64_t{1} << 22;  // elements that are read at a time
+
+std::vector<std::string> spellings(const std::vector<std::string>& names) {
+  auto all = names;
+  for (const auto& name : names) {
+    for (const auto prefix : kPrefixes) {
+      all.push_back(std::string(prefix) + name);
+      if (name.starts_with(prefix)) all.push_back(name.substr(prefix.size()));
+    }
+  }
+  return all;
+}
+
+std::string shape_text(at::IntArrayRef sizes) {
+  return fmt::format("({})", fmt::join(sizes, ", "));
+}
+
+class WeightsSource final : public StateSource {
+ public:
+  WeightsSource(const StateParts& parts, const std::filesystem::path& path,
+                const PretrainedOptions& options, PretrainedReport& report)
+      : parts_(parts), files_(path), report_(report) {
+    report_ = {};
+    const auto& model = parts.model;
+    for (int64_t p = 0; p < model.size(); ++p) places_.push_back(place_of(p, options));
+    check_missing(options);
+    for (const auto& [name, buffer] : model.plain_buffers()) {
+      buffers_.push_back(find({buffer_key(name), name}));
+      if (!buffers_.back().empty()) check(buffers_.back(), buffer.sizes().vec(), name, buffer);
+    }
+    for (const auto& name : files_.names()) {
+      if (!used_.contains(name)) report_.left_over.push_back(name);
+    }
+  }
+
+  Progress progress() const override {
+    Progress none;
+    none.parameter_steps.assign(places_.size(), 0);
+    if (parts_.config.scales_loss()) none.loss_scale.emplace(parts_.config.loss_scaling);
+    return none;
+  }
+
+  bool has(int64_t /*parameter*/, State /*moment*/) const override { return false; }
+  at::Tensor factored(int64_t /*parameter*/, std::string_view /*state*/) const override {
+    return {};
+  }
+  at::Tensor buffer(size_t index) const override {
+    return buffers_[index].empty() ? at::Tensor() : files_.read(buffers_[index]);
+  }
+
+  at::Tensor read(int64_t parameter, State state, Range elements) const override {
+    const auto& [tensor, is_part, place] = places_[static_cast<size_t>(parameter)];
+    if (tensor.empty()) return present(parameter, state, elements);
+    const auto& like = parts_.model.parameter(parameter);
+    if (!is_part && like.is_contiguous())
+      return files_.read(tensor, elements.begin, elements.size()).to(at::kFloat);
+    auto values = is_part ? part(place, like) : files_.read(tensor);
+    return flattened(values, like, at::kFloat).narrow(0, elements.begin, elements.size());
+  }
+
+ private:
+  struct Found {
+    std::string tensor;  // empty where the files have none
+    bool is_part = false;
+    TensorPlace place;
+  };
+
+  Found place_of(int64_t p, const PretrainedOptions& options) {
+    const auto& model = parts_.model;
+    const auto& like = model.parameter(p);
+    const auto place = options.places.find(model.name(p));
+    const bool is_part = place != options.places.end();
+    Found found{.tensor = find(is_part ? std::vector{place->second.tensor} : model.names_of(p)),
+                .is_part = is_part,
+                .place = is_part ? place->second : TensorPlace{}};
+    for (const auto& [name, parameter] : options.tied) {
+      const auto also = parameter == model.name(p) ? find({name}) : std::string();
+      if (also.empty()) continue;
+      if (found.tensor.empty()) found.tensor = also;
+      check_tied(p, found.tensor, also);
+    }
+    if (found.tensor.empty()) {
+      report_.missing.push_back(model.name(p));
+    } else {
+      found.place.tensor = found.tensor;
+      check(found.tensor, is_part ? found.place.sizes : like.sizes().vec(), model.name(p), like);
+    }
+    return found;
+  }
+
+  // The first of the names, or of their spellings, that the files have.
+  std::string find(const std::vector<std::string>& names) {
+    for (auto& name : spellings(names)) {
+      if (!files_.contains(name)) continue;
+      used_.insert(name);
+      return std::move(name);
+    }
+    return {};
+  }
+
+  void check(const std::string& tensor, const std::vector<int64_t>& sizes, const std::string& of,
+             const at::Tensor& like) const {
+    const auto& info = files_.info(tensor);
+    const bool floats = at::isFloatingType(info.dtype) && like.is_floating_point();
+    if (info.shape == sizes && (floats || info.dtype == like.scalar_type())) return;
+    throw CheckpointError(fmt::format(
+        "{} holds the tensor '{}' in {} of shape {}, but '{}' of the model takes {} of shape {}.",
+        files_.path().string(), tensor, c10::toString(info.dtype), shape_text(info.shape), of,
+        like.is_floating_point() ? "any floating-point dtype" : c10::toString(like.scalar_type()),
+        shape_text(sizes)));
+  }
+
+  // The ranks look at their own elements, which together are all.
+  void check_tied(int64_t p, const std::string& one, const std::string& other) const {
+    const auto mine = parts_.table.owned_part(p);
+    const auto refuse = [&] {
+      throw CheckpointError(
+          fmt::format("{} holds '{}' and '{}' with different values, but the model ties them. Set "
+                      "tie_word_embeddings to false in its config.json.",
+                      files_.path().string(), one, other));
+    };
+    if (files_.info(one).shape != files_.info(other).shape) refuse();
+    for (int64_t begin = mine.begin; begin < mine.end; begin += kRowPiece) {
+      const int64_t count = std::min(kRowPiece, mine.end - begin);
+      if (!files_.read(one, begin, count).equal(files_.read(other, begin, count))) refuse();
+    }
+  }
+
+  void check_missing(const PretrainedOptions& options) const {
+    const auto& missing = report_.missing;
+    const bool keeps = options.allow_missing && !parts_.model.awaits_values();
+    if (missing.empty() || keeps) return;
+    throw CheckpointError(
+        fmt::format("{} holds no tensor for {} of the model's {} parameters: '{}'.{}",
+                    files_.path().string(), missing.size(), parts_.model.size(),
+                    fmt::join(missing, "', '"), did_you_mean(missing.front(), files_.names())));
+  }
+
+  // Elements of a parameter as they are now.
+  at::Tensor present(int64_t parameter, State state, Range elements) const {
+    const int64_t unit = parts_.layout.unit_of(parameter);
+    const int64_t first =
+        parts_.layout.segment_of(parameter).offset - parts_.table.plan(unit).owned.begin;
+    return parts_.table.read(unit, state, {first + elements.begin, first + elements.end}).clone();
+  }
+
+  // A part of a matrix, of the shape of `like`, read some whole rows at a time.
+  at::Tensor part(const TensorPlace& place, const at::Tensor& like) const {
+    if (place.sizes.size() == 1) return files_.read(place.tensor, place.offsets[0], like.numel());
+    const int64_t height = place.transposed ? like.size(1) : like.size(0);
+    const int64_t width = place.transposed ? like.size(0) : like.size(1);
+    const int64_t columns = place.sizes[1];
+    auto values = at::empty({height, width}, files_.info(place.tensor).dtype);
+    const int64_t rows = std::max<int64_t>(1, kRowPiece / columns);
+    for (int64_t begin = 0; begin < height; begin += rows) {
+      const int64_t count = std::min(rows, height - begin);
+      const auto piece =
+          files_.read(place.tensor, (place.offsets[0] + begin) * columns, count * columns);
+      values.narrow(0, begin, count)
+          .copy_(piece.view({count, columns}).narrow(1, place.offsets[1], width));
+    }
+    return place.transposed ? values.t() : values;
+  }
+
+  StateParts parts_;
+  WeightFiles files_;
+  PretrainedReport& report_;          // of the caller, while this is made
+  std::vector<Found> places_;         // by parameter
+  std::vector<std::string> buffers_;  // their tensors; empty where the files have none
+  std::set<std::string> used_;
+};
+
+}  // namespace
+
+std::unique_ptr<StateSource> open_weights(const StateParts& parts,
+                                          const std::filesystem::path& path,
+                                          const PretrainedOptions& options,
+                                          PretrainedReport& report) {
+  return std::make_unique<WeightsSource>(parts, path, options, report);
+}
+
+}  // namespace zero

@@ -1,0 +1,84 @@
+// Reads the values of a Hugging Face config.json, and says which file, key and value are wrong.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/base/json.h"
+
+namespace zero {
+
+class ConfigReader {
+ public:
+  /// `source` names the file in errors. ConfigError for malformed JSON or anything but an object.
+  ConfigReader(std::string_view text, std::string_view source) : source_(source) {
+    try {
+      object_ = nlohmann::json::parse(text);
+    } catch (const nlohmann::json::exception& error) {
+      throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, json_fault(text, error)));
+    }
+    if (!object_.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
+  }
+  /// Reads an object that lies in another one: `source` names both.
+  ConfigReader(nlohmann::json object, std::string source)
+      : object_(std::move(object)), source_(std::move(source)) {}
+
+  const nlohmann::json& object() const { return object_; }
+  const std::string& source() const { return source_; }
+
+  /// Returns whether `key` has a value other than null.
+  bool has(const char* key) const {
+    const auto found = object_.find(key);
+    return found != object_.end() && !found->is_null();
+  }
+
+  /// Returns the value of `key`, or `fallback` when it is absent or null (Hugging Face writes
+  /// both). Throws ConfigError for a value of another kind.
+  template <typename T>
+  T get(const char* key, T fallback) const {
+    if (!has(key)) return fallback;
+    const auto& found = object_.at(key);
+    if (!is_kind<T>(found)) {
+      throw ConfigError(fmt::format("{}: key '{}' is {}, which is not {}.", source_, key,
+                                    found.dump(), kind<T>()));
+    }
+    return found.template get<T>();
+  }
+
+  /// For keys that change what the model computes: throws ConfigError for any value but
+  /// `supported`.
+  template <typename T>
+  void require(const char* key, T supported) const {
+    if (get<T>(key, supported) == supported) return;
+    throw ConfigError(fmt::format("{}: key '{}' is {}, and only {} is supported.", source_, key,
+                                  object_.at(key).dump(), nlohmann::json(supported).dump()));
+  }
+
+ private:
+  template <typename T>
+  static std::string_view kind() {
+    if constexpr (std::is_same_v<T, bool>) return "true or false";
+    if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
+    if constexpr (std::is_same_v<T, double>) return "a number";
+    return "a string";
+  }
+  template <typename T>
+  static bool is_kind(const nlohmann::json& value) {
+    if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+    if constexpr (std::is_same_v<T, int64_t>) return value.is_number_integer();
+    if constexpr (std::is_same_v<T, double>) return value.is_number();
+    return value.is_string();
+  }
+
+  nlohmann::json object_;
+  std::string source_;
+};
+
+}  // namespace zero

@@ -1,0 +1,90 @@
+// The common part of language models that decode: embeddings, a stack of blocks, a last norm, and
+// an output projection that may be the embedding itself.
+//
+// B is the batch, T the sequence, C the width, V the vocabulary.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "zero/models/language/layer_sequence.h"
+#include "zero/models/recompute/recompute.h"
+
+namespace zero {
+
+struct LinearCrossEntropyOptions;
+
+/// A part of a module: the architecture derives from it beside torch::nn::Module. `tokens` and
+/// `targets` are int64. All functions throw ConfigError for another dtype or shape or for a
+/// sequence longer than the context.
+class Decoder {
+ public:
+  Decoder() = default;
+  Decoder(const Decoder&) = default;
+  Decoder& operator=(const Decoder&) = default;
+  virtual ~Decoder() = default;
+
+  /// The hidden states after the last norm. (B, T) -> (B, T, C).
+  at::Tensor forward(const at::Tensor& tokens) { return normed(body(tokens)); }
+
+  /// The mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B, T), (B,
+  /// T) -> ().
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+
+  /// The model as layers, for the micro-batches of a step: `tokens[i]` and `targets[i]` as `loss`
+  /// takes them, all of one shape. The embeddings of all micro-batches are computed together; each
+  /// block is a layer. Holds the model's modules.
+  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets);
+
+  /// Unnormalised log-probabilities. (B, T) -> (B, T, V).
+  at::Tensor logits(const at::Tensor& tokens);
+
+  /// The same for the last position only. (B, T) -> (B, V).
+  at::Tensor logits_last(const at::Tensor& tokens);
+
+  /// From the next forward on. Losses and gradients stay the same to the bit. ConfigError for a
+  /// negative `every`.
+  void recompute(RecomputeSettings settings);
+  const RecomputeSettings& recompute() const { return recompute_; }
+
+ protected:
+  /// A function (B, T, C) -> (B, T, C), which keeps to what zero::recompute says of functions.
+  using Block = std::function<at::Tensor(const at::Tensor&)>;
+
+  /// Returns the architecture's name, for people: "GPT-2".
+  virtual std::string_view title() const = 0;
+  /// Returns the longest sequence, and the key of config.json that says so.
+  virtual int64_t context() const = 0;
+  virtual std::string_view context_key() const = 0;
+  /// Computes the hidden states before the first block of tokens that were checked. (B, T) -> (B,
+  /// T, C). `slot`: see tied_embedding.h.
+  virtual at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) = 0;
+  /// Returns the blocks for sequences as long as those of `tokens`. They hold the modules.
+  virtual std::vector<Block> blocks(const at::Tensor& tokens) = 0;
+  /// Applies the last norm. (..., C) -> (..., C).
+  virtual at::Tensor normed(const at::Tensor& hidden) = 0;
+  /// Return the tables of the embedding and of the output projection, (V, C) each: one tensor where
+  /// they are tied.
+  virtual const at::Tensor& input_weight() const = 0;
+  virtual const at::Tensor& output_weight() const = 0;
+  /// Returns a pointer that keeps the module.
+  virtual std::shared_ptr<Decoder> self() = 0;
+
+ private:
+  /// The hidden states before the last norm. (B, T) -> (B, T, C).
+  at::Tensor body(const at::Tensor& tokens, const at::Tensor& slot = {});
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot = {});
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets,
+                     const LinearCrossEntropyOptions& options);
+  void check_targets(const at::Tensor& tokens, const at::Tensor& targets) const;
+  bool tied() const { return input_weight().is_same(output_weight()); }
+
+  RecomputeSettings recompute_;
+};
+
+}  // namespace zero

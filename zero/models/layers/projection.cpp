@@ -1,0 +1,100 @@
+#include "zero/models/layers/projection.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "zero/models/layers/gelu.h"
+#include "zero/models/layers/initial_values.h"
+
+namespace zero {
+
+ProjectionImpl::ProjectionImpl(const ProjectionOptions& options) : options_(options) { reset(); }
+
+void ProjectionImpl::reset() {
+  const auto& [in, out, layout, has_bias, deviation] = options_;
+  if (tile_elements_ > 0) {
+    tiles = register_module("tiles", TiledLinear(tiling_of(in, out, has_bias, tile_elements_)));
+    return;
+  }
+  const bool in_out = layout == WeightLayout::in_out;
+  weight = register_parameter("weight",
+                              normal_values({in_out ? in : out, in_out ? out : in}, deviation));
+  if (has_bias) bias = register_parameter("bias", at::zeros({out}));
+}
+
+at::Tensor ProjectionImpl::forward(const at::Tensor& x) {
+  return tiles ? tiles(x) : linear(x, weight, bias, options_.layout);
+}
+
+at::Tensor ProjectionImpl::forward_of_gelu(const at::Tensor& x) {
+  return tiles ? tiles(tanh_gelu(x)) : gelu_linear(x, weight, bias, options_.layout);
+}
+
+bool ProjectionImpl::tile(int64_t max_elements) {
+  if (tiles || weight.numel() <= max_elements) return false;
+  const auto whole = std::exchange(weight, at::Tensor());
+  const auto whole_bias = std::exchange(bias, at::Tensor());
+  parameters_.clear();
+  tile_elements_ = max_elements;
+  reset();
+  tiles->to(whole.device(), whole.scalar_type());
+  tiles->load(options_.layout == WeightLayout::in_out ? whole.t() : whole, whole_bias);
+  for (auto& part : tiles->weights) part.set_requires_grad(whole.requires_grad());
+  for (auto& part : tiles->biases) part.set_requires_grad(whole_bias.requires_grad());
+  tiles->train(is_training());
+  return true;
+}
+
+EmbeddingTableImpl::EmbeddingTableImpl(int64_t rows, int64_t width, double deviation,
+                                       int64_t padding)
+    : rows_(rows), width_(width), deviation_(deviation), padding_(padding) {
+  reset();
+}
+
+void EmbeddingTableImpl::reset() {
+  weight = register_parameter("weight", normal_values({rows_, width_}, deviation_));
+  const c10::NoGradGuard no_grad;
+  if (padding_ >= 0 && !has_absent_values(weight)) weight.select(0, padding_).zero_();
+}
+
+at::Tensor EmbeddingTableImpl::forward(const at::Tensor& indices) {
+  return at::embedding(weight, indices, padding_);
+}
+
+std::map<std::string, TensorPlace> tile_places(const torch::nn::Module& root) {
+  std::map<std::string, TensorPlace> places;
+  for (const auto& module : root.named_modules()) {
+    const auto* layer = module.value()->as<ProjectionImpl>();
+    if (layer == nullptr || !layer->tiles) continue;
+    const auto& path = module.key();
+    const auto& parts = layer->tiles;
+    const auto& sizes = parts->options();
+    const bool transposed = layer->options().layout == WeightLayout::in_out;
+    for (int64_t o = 0; o < sizes.out_splits; ++o) {
+      const int64_t out = parts->out_part(o).begin;
+      if (sizes.bias) {
+        places[fmt::format("{}.tiles.bias_{}", path, o)] = {
+            .tensor = path + ".bias", .sizes = {sizes.out_features}, .offsets = {out}};
+      }
+      for (int64_t i = 0; i < sizes.in_splits; ++i) {
+        const int64_t in = parts->in_part(i).begin;
+        TensorPlace place{.tensor = path + ".weight",
+                          .sizes = {sizes.out_features, sizes.in_features},
+                          .offsets = {out, in},
+                          .transposed = transposed};
+        if (transposed) {
+          std::swap(place.sizes[0], place.sizes[1]);
+          std::swap(place.offsets[0], place.offsets[1]);
+        }
+        places[fmt::format("{}.tiles.weight_{}_{}", path, o, i)] = std::move(place);
+      }
+    }
+  }
+  return places;
+}
+
+}  // namespace zero

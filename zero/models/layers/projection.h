@@ -1,0 +1,70 @@
+// The modules of matrices that language models share: a linear layer that can split itself into
+// tiles, and a table of vectors.
+#pragma once
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "zero/checkpoint/tensor_place.h"
+#include "zero/models/layers/linear.h"
+#include "zero/models/layers/tiled_linear.h"
+
+namespace zero {
+
+struct ProjectionOptions {
+  int64_t in = 0;
+  int64_t out = 0;
+  WeightLayout layout = WeightLayout::out_in;
+  bool bias = true;
+  double deviation = 0.02;  ///< weights are drawn from N(0, deviation^2); a bias is zero
+};
+
+/// A linear layer. (..., in) -> (..., out).
+class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>, public Tileable {
+ public:
+  explicit ProjectionImpl(const ProjectionOptions& options);
+  void reset() final;
+  at::Tensor forward(const at::Tensor& x);
+  /// forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
+  at::Tensor forward_of_gelu(const at::Tensor& x);
+  bool tile(int64_t max_elements) override;
+  const ProjectionOptions& options() const { return options_; }
+
+  at::Tensor weight;           ///< as `layout` says; undefined in tiles
+  at::Tensor bias;             ///< (out); undefined in tiles, and where there is none
+  TiledLinear tiles{nullptr};  ///< in place of both
+
+ private:
+  ProjectionOptions options_;
+  int64_t tile_elements_ = 0;  // 0: whole
+};
+TORCH_MODULE(Projection);
+
+/// A table of vectors. (...) int64 -> (..., C).
+class EmbeddingTableImpl : public torch::nn::Cloneable<EmbeddingTableImpl> {
+ public:
+  /// Weights are drawn from N(0, deviation^2). Row `padding` is zero at first and gets no gradient
+  /// from here; -1: there is none.
+  EmbeddingTableImpl(int64_t rows, int64_t width, double deviation, int64_t padding = -1);
+  void reset() final;
+  at::Tensor forward(const at::Tensor& indices);
+
+  at::Tensor weight;  ///< (rows, C)
+
+ private:
+  int64_t rows_;
+  int64_t width_;
+  double deviation_;
+  int64_t padding_;
+};
+TORCH_MODULE(EmbeddingTable);
+
+/// Returns where the tiles of the projections below `root` lie in the tensors that other programs
+/// read, by the names of the parameters: together they are a whole weight and a whole bias.
+std::map<std::string, TensorPlace> tile_places(const torch::nn::Module& root);
+
+}  // namespace zero

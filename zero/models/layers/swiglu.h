@@ -1,0 +1,12 @@
+// The gate of a feed-forward layer (Shazeer, arXiv 2002.05202).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace zero {
+
+/// silu(gate) * up, elementwise, of one shape and dtype. Keeps its two inputs alone for backward.
+/// Differentiable twice.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+}  // namespace zero

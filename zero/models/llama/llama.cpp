@@ -1,0 +1,136 @@
+#include "zero/models/llama/llama.h"
+
+#include <map>
+#include <utility>
+
+#include "zero/models/layers/attention.h"
+#include "zero/models/layers/residual.h"
+#include "zero/models/layers/swiglu.h"
+#include "zero/models/layers/tied_embedding.h"
+
+namespace zero {
+namespace {
+
+Projection projection(const LlamaConfig& config, int64_t in, int64_t out, bool bias) {
+  return Projection(
+      ProjectionOptions{in, out, WeightLayout::out_in, bias, config.initializer_range});
+}
+
+}  // namespace
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config) : config_(config) { reset(); }
+
+void LlamaAttentionImpl::reset() {
+  const auto& c = config_;
+  const int64_t queries = c.heads * c.head_dim;
+  const int64_t keys = c.key_heads * c.head_dim;
+  q_proj = register_module("q_proj", projection(c, c.width, queries, c.qkv_bias));
+  k_proj = register_module("k_proj", projection(c, c.width, keys, c.qkv_bias));
+  v_proj = register_module("v_proj", projection(c, c.width, keys, c.qkv_bias));
+  o_proj = register_module("o_proj", projection(c, queries, c.width, c.output_bias));
+  if (!c.head_norms) return;
+  q_norm = register_module("q_norm", RmsNorm(c.head_dim, c.norm_eps));
+  k_norm = register_module("k_norm", RmsNorm(c.head_dim, c.norm_eps));
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTable& table,
+                                       const at::Tensor& mask) {
+  const auto by_head = [&](const at::Tensor& y, int64_t heads) {
+    return y.view({x.size(0), x.size(1), heads, config_.head_dim});
+  };
+  auto queries = by_head(q_proj(x), config_.heads);
+  auto keys = by_head(k_proj(x), config_.key_heads);
+  const auto values = by_head(v_proj(x), config_.key_heads);
+  if (config_.head_norms) {
+    queries = q_norm(queries);
+    keys = k_norm(keys);
+  }
+  return o_proj(causal_attention(rotate(queries, table, x.scalar_type()),
+                                 rotate(keys, table, x.scalar_type()), values, mask,
+                                 is_training() ? config_.attention_dropout : 0.0));
+}
+
+LlamaMlpImpl::LlamaMlpImpl(const LlamaConfig& config) : config_(config) { reset(); }
+
+void LlamaMlpImpl::reset() {
+  const auto& c = config_;
+  gate_proj = register_module("gate_proj", projection(c, c.width, c.inner, c.inner_bias));
+  up_proj = register_module("up_proj", projection(c, c.width, c.inner, c.inner_bias));
+  down_proj = register_module("down_proj", projection(c, c.inner, c.width, c.inner_bias));
+}
+
+at::Tensor LlamaMlpImpl::forward(const at::Tensor& x) {
+  return down_proj(swiglu(gate_proj(x), up_proj(x)));
+}
+
+LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) : config_(config) { reset(); }
+
+void LlamaBlockImpl::reset() {
+  const auto norm = [&] { return RmsNorm(config_.width, config_.norm_eps); };
+  self_attn = register_module("self_attn", LlamaAttention(config_));
+  mlp = register_module("mlp", LlamaMlp(config_));
+  input_layernorm = register_module("input_layernorm", norm());
+  post_attention_layernorm = register_module("post_attention_layernorm", norm());
+}
+
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTable& table,
+                                   const at::Tensor& mask) {
+  const auto middle = add_branch(self_attn(input_layernorm(x), table, mask), x);
+  return add_branch(mlp(post_attention_layernorm(middle)), middle);
+}
+
+LlamaBodyImpl::LlamaBodyImpl(const LlamaConfig& config) : config_(config) { reset(); }
+
+void LlamaBodyImpl::reset() {
+  const auto& c = config_;
+  embed_tokens = register_module(
+      "embed_tokens", EmbeddingTable(c.vocab_size, c.width, c.initializer_range, c.padding));
+  layers = register_module("layers", torch::nn::ModuleList());
+  for (int64_t layer = 0; layer < c.layers; ++layer) layers->push_back(LlamaBlock(c));
+  norm = register_module("norm", RmsNorm(c.width, c.norm_eps));
+}
+
+LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(config) {
+  config_.validate();
+  config_.windows.resize(static_cast<size_t>(config_.layers), 0);
+  reset();
+}
+
+void LlamaImpl::reset() {
+  model = register_module("model", LlamaBody(config_));
+  if (config_.tie_word_embeddings) return;
+  lm_head = register_module(
+      "lm_head", EmbeddingTable(config_.vocab_size, config_.width, config_.initializer_range));
+}
+
+const at::Tensor& LlamaImpl::output_weight() const {
+  return config_.tie_word_embeddings ? model->embed_tokens->weight : lm_head->weight;
+}
+
+at::Tensor LlamaImpl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) {
+  return slot.defined() ? tied_embedding(input_weight(), tokens, slot, config_.padding)
+                        : model->embed_tokens(tokens);
+}
+
+std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens) {
+  const int64_t sequence = tokens.size(1);
+  const auto device = tokens.device();
+  const auto table =
+      rotary_table(config_.rotary, config_.head_dim, config_.context, sequence, device);
+  std::map<int64_t, at::Tensor> masks;  // by window
+  std::vector<Block> all;
+  for (size_t layer = 0; layer < config_.windows.size(); ++layer) {
+    const int64_t window = config_.windows[layer];
+    auto& mask = masks[window];
+    if (!mask.defined()) mask = window_mask(sequence, window, device);
+    all.emplace_back([block = model->layers->ptr<LlamaBlockImpl>(layer), table,
+                      mask](const at::Tensor& x) { return block->forward(x, table, mask); });
+  }
+  return all;
+}
+
+std::shared_ptr<Decoder> LlamaImpl::self() {
+  return std::static_pointer_cast<LlamaImpl>(shared_from_this());
+}
+
+}  // namespace zero

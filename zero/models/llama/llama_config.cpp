@@ -1,0 +1,113 @@
+#include "zero/models/llama/llama_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "zero/base/error.h"
+
+namespace zero {
+namespace {
+
+void check_size(const char* key, int64_t value) {
+  if (value > 0) return;
+  throw ConfigError(fmt::format("The model's {} is {}; it must be positive.", key, value));
+}
+
+}  // namespace
+
+void LlamaConfig::validate() const {
+  check_size("vocab_size", vocab_size);
+  check_size("max_position_embeddings", context);
+  check_size("hidden_size", width);
+  check_size("intermediate_size", inner);
+  check_size("num_hidden_layers", layers);
+  check_size("num_attention_heads", heads);
+  check_size("num_key_value_heads", key_heads);
+  check_size("head_dim", head_dim);
+  constexpr int64_t kMostLayers = 10'000;
+  if (layers > kMostLayers) {
+    throw ConfigError(
+        fmt::format("The model's num_hidden_layers is {}; it may be at most {}. Give fewer layers.",
+                    layers, kMostLayers));
+  }
+  if (heads % key_heads != 0) {
+    throw ConfigError(
+        fmt::format("The model's num_attention_heads of {} is not a multiple of its "
+                    "num_key_value_heads of {}. Give heads that share keys evenly.",
+                    heads, key_heads));
+  }
+  if (head_dim % 2 != 0) {
+    throw ConfigError(fmt::format(
+        "The model's head_dim is {}; it must be even, since its halves are turned.", head_dim));
+  }
+  if (!(norm_eps > 0))
+    throw ConfigError(
+        fmt::format("The model's rms_norm_eps is {}; it must be positive.", norm_eps));
+  if (!(initializer_range >= 0)) {
+    throw ConfigError(fmt::format("The model's initializer_range is {}; it must not be negative.",
+                                  initializer_range));
+  }
+  if (!(attention_dropout >= 0 && attention_dropout < 1)) {
+    throw ConfigError(
+        fmt::format("The model's attention_dropout is {}; it must be at least 0 and less than 1.",
+                    attention_dropout));
+  }
+  if (padding >= vocab_size) {
+    throw ConfigError(fmt::format(
+        "The model's pad_token_id is {}, which its vocabulary of {} tokens does not have.", padding,
+        vocab_size));
+  }
+  if (!(rotary.theta > 0 && rotary.factor > 0)) {
+    throw ConfigError(
+        fmt::format("The model's rope_theta is {} and the factor of its rope_scaling {}; both must "
+                    "be positive.",
+                    rotary.theta, rotary.factor));
+  }
+  if (rotary.kind == RotaryKind::llama3 &&
+      !(rotary.low_frequency_factor > 0 &&
+        rotary.high_frequency_factor > rotary.low_frequency_factor)) {
+    throw ConfigError(
+        fmt::format("The model's rope_scaling has a low_freq_factor of {} and a high_freq_factor "
+                    "of {}; the second must be the larger one, and both positive.",
+                    rotary.low_frequency_factor, rotary.high_frequency_factor));
+  }
+  if (rotary.kind == RotaryKind::dynamic && head_dim < 4)
+    throw ConfigError("A dynamic rope_scaling needs a head_dim of at least 4.");
+}
+
+int64_t LlamaConfig::longest() const {
+  if (rotary.kind != RotaryKind::dynamic) return context;
+  return std::llround(std::floor(static_cast<double>(context) * std::max(rotary.factor, 1.0)));
+}
+
+std::vector<std::array<int64_t, 2>> LlamaConfig::matrices() const {
+  std::vector<std::array<int64_t, 2>> all{{vocab_size, width}};
+  if (!tie_word_embeddings) all.push_back({vocab_size, width});
+  const int64_t queries = heads * head_dim;
+  const int64_t keys = key_heads * head_dim;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    all.insert(all.end(), {{queries, width},
+                           {keys, width},
+                           {keys, width},
+                           {width, queries},
+                           {inner, width},
+                           {inner, width},
+                           {width, inner}});
+  }
+  return all;
+}
+
+int64_t LlamaConfig::parameter_count() const {
+  int64_t layer = 2 * width;  // norms
+  if (qkv_bias) layer += (heads + 2 * key_heads) * head_dim;
+  if (output_bias) layer += width;
+  if (inner_bias) layer += 2 * inner + width;
+  if (head_norms) layer += 2 * head_dim;
+  int64_t count = layers * layer + width;
+  for (const auto [rows, columns] : matrices()) count += rows * columns;
+  return count;
+}
+
+}  // namespace zero

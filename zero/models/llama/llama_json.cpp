@@ -1,0 +1,347 @@
+// Hugging Face's config.json of Llama and its relatives. Defaults and rules are those of the
+// classes of transformers 5.24.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/models/language/config_reader.h"
+#include "zero/models/llama/llama_config.h"
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct FamilyFacts {
+  LlamaFamily family;
+  std::string_view type;
+  std::string_view class_name;
+  LlamaConfig defaults;  ///< a head_dim of 0 is width / heads
+};
+
+const std::array<FamilyFacts, 4>& families() {
+  static const auto table = [] {
+    LlamaConfig llama{.head_dim = 0};
+    LlamaConfig qwen2 = llama;
+    qwen2.family = LlamaFamily::qwen2;
+    qwen2.vocab_size = 151936;
+    qwen2.inner = 22016;
+    qwen2.context = 32768;
+    qwen2.qkv_bias = true;
+    LlamaConfig qwen3 = qwen2;
+    qwen3.family = LlamaFamily::qwen3;
+    qwen3.qkv_bias = false;
+    qwen3.head_norms = true;
+    qwen3.head_dim = 128;
+    LlamaConfig mistral = llama;
+    mistral.family = LlamaFamily::mistral;
+    mistral.inner = 14336;
+    mistral.key_heads = 8;
+    mistral.context = 131072;
+    return std::array<FamilyFacts, 4>{{
+        {LlamaFamily::llama, "llama", "LlamaForCausalLM", llama},
+        {LlamaFamily::qwen2, "qwen2", "Qwen2ForCausalLM", qwen2},
+        {LlamaFamily::qwen3, "qwen3", "Qwen3ForCausalLM", qwen3},
+        {LlamaFamily::mistral, "mistral", "MistralForCausalLM", mistral},
+    }};
+  }();
+  return table;
+}
+
+const FamilyFacts& facts_of(LlamaFamily family) { return families()[static_cast<size_t>(family)]; }
+
+constexpr std::array kRotaryKinds{
+    std::pair{RotaryKind::standard, "default"}, std::pair{RotaryKind::linear, "linear"},
+    std::pair{RotaryKind::dynamic, "dynamic"}, std::pair{RotaryKind::llama3, "llama3"},
+    std::pair{RotaryKind::yarn, "yarn"}};
+
+/// Keys that change nothing of what a model computes in training.
+constexpr std::array kIdle{"architectures",
+                           "auto_map",
+                           "dtype",
+                           "torch_dtype",
+                           "transformers_version",
+                           "use_cache",
+                           "pretraining_tp",
+                           "attn_implementation",
+                           "id2label",
+                           "label2id",
+                           "max_length",
+                           "temperature",
+                           "top_p",
+                           "top_k",
+                           "do_sample",
+                           "model_max_length",
+                           "tokenizer_class",
+                           "return_dict",
+                           "chunk_size_feed_forward",
+                           "max_window_layers",
+                           "sliding_window"};
+
+/// Refuses every key that is neither known nor null nor false.
+void check_keys(const ConfigReader& read, const std::set<std::string_view>& known) {
+  for (const auto& [key, value] : read.object().items()) {
+    // Names of the file itself, and tokens with a role.
+    const bool idle = key.starts_with('_') || key.ends_with("_token_id");
+    if (idle || known.contains(key) || value.is_null() || value == false) continue;
+    throw ConfigError(
+        fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
+                    "Remove it if it changes nothing of the mathematics.",
+                    read.source(), key, value.dump()));
+  }
+}
+
+/// `rope_scaling` wins over `rope_parameters`, whose theta wins over the outer one.
+RotaryOptions rotary_of(const ConfigReader& read) {
+  RotaryOptions rotary;
+  const bool older = read.has("rope_scaling");
+  const char* section = older ? "rope_scaling" : "rope_parameters";
+  const auto found = read.has(section) ? read.object().at(section) : nlohmann::json::object();
+  if (!found.is_object()) {
+    throw ConfigError(fmt::format("{}: key '{}' is {}, which is no object.", read.source(), section,
+                                  found.dump()));
+  }
+  const ConfigReader rope(found, fmt::format("{}: {}", read.source(), section));
+  rotary.theta = read.get("rope_theta", rotary.theta);
+  if (older && read.has("rope_parameters") && read.object().at("rope_parameters").is_object()) {
+    rotary.theta = ConfigReader(read.object().at("rope_parameters"), rope.source())
+                       .get("rope_theta", rotary.theta);
+  }
+  rotary.theta = rope.get("rope_theta", rotary.theta);
+  const auto type = rope.get<std::string>("rope_type", rope.get<std::string>("type", "default"));
+  const auto kind = std::find_if(kRotaryKinds.begin(), kRotaryKinds.end(),
+                                 [&](const auto& each) { return type == each.second; });
+  if (kind == kRotaryKinds.end()) {
+    std::vector<std::string_view> names;
+    for (const auto& each : kRotaryKinds) names.emplace_back(each.second);
+    throw ConfigError(fmt::format("{}: key 'rope_type' is '{}', and only {} are supported.",
+                                  rope.source(), type, fmt::join(names, ", ")));
+  }
+  rotary.kind = kind->first;
+  std::set<std::string_view> known{"rope_type", "type", "rope_theta", "partial_rotary_factor"};
+  rope.require("partial_rotary_factor", 1.0);
+  read.require("partial_rotary_factor", 1.0);
+  if (rotary.kind == RotaryKind::standard) {
+    check_keys(rope, known);
+    return rotary;
+  }
+  const auto original = read.get<int64_t>("original_max_position_embeddings",
+                                          rope.get<int64_t>("original_max_position_embeddings", 0));
+  const auto need = [&](const char* key, bool is_there) {
+    if (is_there) return;
+    throw ConfigError(fmt::format("{}: a rope_type of '{}' needs the key '{}', which is absent.",
+                                  rope.source(), type, key));
+  };
+  need("factor", rope.has("factor") || (rotary.kind == RotaryKind::yarn && original > 0));
+  known.insert("factor");
+  rotary.factor = rope.get("factor", 1.0);
+  if (rotary.kind == RotaryKind::llama3) {
+    known.insert({"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
+    need("low_freq_factor", rope.has("low_freq_factor"));
+    need("high_freq_factor", rope.has("high_freq_factor"));
+    need("original_max_position_embeddings", original > 0);
+    rotary.low_frequency_factor = rope.get("low_freq_factor", rotary.low_frequency_factor);
+    rotary.high_frequency_factor = rope.get("high_freq_factor", rotary.high_frequency_factor);
+    rotary.original_context = original;
+  }
+  if (rotary.kind == RotaryKind::yarn) {
+    known.insert({"beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+                  "mscale_all_dim", "original_max_position_embeddings"});
+    rotary.beta_fast = rope.get("beta_fast", rotary.beta_fast);
+    rotary.beta_slow = rope.get("beta_slow", rotary.beta_slow);
+    rotary.truncate = rope.get("truncate", rotary.truncate);
+    rotary.mscale = rope.get("mscale", rotary.mscale);
+    rotary.mscale_all_dim = rope.get("mscale_all_dim", rotary.mscale_all_dim);
+    if (rope.has("attention_factor")) rotary.attention_factor = rope.get("attention_factor", 1.0);
+    rotary.original_context = original;
+    if (!rope.has("factor")) {
+      rotary.factor = static_cast<double>(read.get<int64_t>("max_position_embeddings", original)) /
+                      static_cast<double>(original);
+    }
+  }
+  check_keys(rope, known);
+  return rotary;
+}
+
+/// Windows by layer.
+std::vector<int64_t> windows_of(const ConfigReader& read, const LlamaConfig& config) {
+  std::vector<int64_t> windows(static_cast<size_t>(config.layers), 0);
+  const auto& object = read.object();
+  const int64_t window =
+      object.contains("sliding_window") ? read.get<int64_t>("sliding_window", 0) : 4096;
+  if (window < 0) {
+    throw ConfigError(
+        fmt::format("{}: key 'sliding_window' is {}; it must be positive, or null for none.",
+                    read.source(), window));
+  }
+  if (config.family == LlamaFamily::mistral) {
+    std::fill(windows.begin(), windows.end(), window);
+    return windows;
+  }
+  if (config.family == LlamaFamily::llama) {
+    if (read.has("sliding_window")) read.require<int64_t>("sliding_window", 0);
+    return windows;
+  }
+  if (!read.get("use_sliding_window", false)) return windows;
+  const auto first = read.get<int64_t>("max_window_layers", 28);
+  const bool named = read.has("layer_types");
+  const auto types = named ? object.at("layer_types") : nlohmann::json::array();
+  if (named && (!types.is_array() || types.size() != windows.size())) {
+    throw ConfigError(fmt::format("{}: key 'layer_types' is {}, which is no list of {} layers.",
+                                  read.source(), types.dump(), windows.size()));
+  }
+  for (size_t i = 0; i < windows.size(); ++i) {
+    const bool slides = named ? types[i] == "sliding_attention" : static_cast<int64_t>(i) >= first;
+    if (named && !slides && types[i] != "full_attention") {
+      throw ConfigError(
+          fmt::format("{}: key 'layer_types' has {}, and only \"full_attention\" and "
+                      "\"sliding_attention\" are supported.",
+                      read.source(), types[i].dump()));
+    }
+    windows[i] = slides ? window : 0;
+  }
+  return windows;
+}
+
+/// The rope_scaling of config.json; null for the default.
+Json scaling_of(const RotaryOptions& rotary) {
+  if (rotary.kind == RotaryKind::standard) return nullptr;
+  const auto kind = std::find_if(kRotaryKinds.begin(), kRotaryKinds.end(),
+                                 [&](const auto& each) { return rotary.kind == each.first; });
+  Json scaling{{"rope_type", kind->second}, {"factor", rotary.factor}};
+  if (rotary.original_context > 0)
+    scaling["original_max_position_embeddings"] = rotary.original_context;
+  if (rotary.kind == RotaryKind::llama3) {
+    scaling["low_freq_factor"] = rotary.low_frequency_factor;
+    scaling["high_freq_factor"] = rotary.high_frequency_factor;
+  }
+  if (rotary.kind == RotaryKind::yarn) {
+    scaling["beta_fast"] = rotary.beta_fast;
+    scaling["beta_slow"] = rotary.beta_slow;
+    if (!rotary.truncate) scaling["truncate"] = false;
+    if (rotary.attention_factor) scaling["attention_factor"] = *rotary.attention_factor;
+    if (rotary.mscale != 0) scaling["mscale"] = rotary.mscale;
+    if (rotary.mscale_all_dim != 0) scaling["mscale_all_dim"] = rotary.mscale_all_dim;
+  }
+  return scaling;
+}
+
+}  // namespace
+
+std::string_view model_type(LlamaFamily family) { return facts_of(family).type; }
+std::string_view class_name(LlamaFamily family) { return facts_of(family).class_name; }
+
+LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view source) {
+  const ConfigReader read(json, source);
+  const auto type = read.get<std::string>("model_type", "llama");
+  const auto facts = std::find_if(families().begin(), families().end(),
+                                  [&](const auto& each) { return type == each.type; });
+  if (facts == families().end()) {
+    std::vector<std::string_view> types;
+    for (const auto& each : families()) types.push_back(each.type);
+    throw ConfigError(fmt::format("{}: key 'model_type' is '{}', and only {} are supported.",
+                                  source, type, fmt::join(types, ", ")));
+  }
+  std::set<std::string_view> known(kIdle.begin(), kIdle.end());
+  const auto get = [&]<typename T>(const char* key, T fallback) {
+    known.insert(key);
+    return read.get<T>(key, fallback);
+  };
+
+  LlamaConfig config = facts->defaults;
+  known.insert("model_type");
+  config.vocab_size = get("vocab_size", config.vocab_size);
+  config.context = get("max_position_embeddings", config.context);
+  config.width = get("hidden_size", config.width);
+  config.inner = get("intermediate_size", config.inner);
+  config.layers = get("num_hidden_layers", config.layers);
+  config.heads = get("num_attention_heads", config.heads);
+  // Absent is the class's default, and null is as many as there are of queries. Llama's class has
+  // null by default.
+  known.insert("num_key_value_heads");
+  const bool has_default = config.family != LlamaFamily::llama;
+  config.key_heads =
+      read.get("num_key_value_heads", has_default && !read.object().contains("num_key_value_heads")
+                                          ? config.key_heads
+                                          : config.heads);
+  if (config.head_dim == 0 && config.heads > 0) config.head_dim = config.width / config.heads;
+  config.head_dim = get("head_dim", config.head_dim);
+  config.norm_eps = get("rms_norm_eps", config.norm_eps);
+  config.tie_word_embeddings = get("tie_word_embeddings", config.tie_word_embeddings);
+  config.attention_dropout = get("attention_dropout", config.attention_dropout);
+  config.initializer_range = get("initializer_range", config.initializer_range);
+  if (config.family == LlamaFamily::llama || config.family == LlamaFamily::qwen3) {
+    config.qkv_bias = config.output_bias = get("attention_bias", false);
+  }
+  if (config.family == LlamaFamily::llama) config.inner_bias = get("mlp_bias", false);
+  if (config.family == LlamaFamily::qwen2 || config.family == LlamaFamily::qwen3)
+    known.insert({"use_sliding_window", "layer_types"});
+  known.insert("hidden_act");
+  read.require<std::string>("hidden_act", "silu");
+  config.padding = get("pad_token_id", config.padding);
+  if (read.has("pad_token_id") && config.padding < 0) config.padding += config.vocab_size;
+  known.insert({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+                "original_max_position_embeddings"});
+  config.rotary = rotary_of(read);
+  check_keys(read, known);
+
+  nlohmann::json ids = nlohmann::json::object();
+  for (const char* key : {"bos_token_id", "eos_token_id"}) {
+    if (read.has(key)) ids[key] = read.object().at(key);
+  }
+  config.token_ids = ids.dump();
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", source, error.what()));
+  }
+  config.windows = windows_of(read, config);
+  return config;
+}
+
+std::string LlamaConfig::to_json() const {
+  Json object{{"model_type", model_type(family)},
+              {"architectures", {class_name(family)}},
+              {"vocab_size", vocab_size},
+              {"max_position_embeddings", context},
+              {"hidden_size", width},
+              {"intermediate_size", inner},
+              {"num_hidden_layers", layers},
+              {"num_attention_heads", heads},
+              {"num_key_value_heads", key_heads},
+              {"head_dim", head_dim},
+              {"hidden_act", "silu"},
+              {"rms_norm_eps", norm_eps},
+              {"rope_theta", rotary.theta},
+              {"rope_scaling", scaling_of(rotary)},
+              {"attention_dropout", attention_dropout},
+              {"initializer_range", initializer_range},
+              {"tie_word_embeddings", tie_word_embeddings}};
+  if (family == LlamaFamily::llama || family == LlamaFamily::qwen3)
+    object["attention_bias"] = qkv_bias;
+  if (family == LlamaFamily::llama) object["mlp_bias"] = inner_bias;
+  const int64_t window = windows.empty() ? 0 : *std::max_element(windows.begin(), windows.end());
+  if (family == LlamaFamily::mistral) {
+    object["sliding_window"] = window > 0 ? Json(window) : Json(nullptr);
+  } else if (family != LlamaFamily::llama) {
+    object["use_sliding_window"] = window > 0;
+    object["sliding_window"] = window > 0 ? Json(window) : Json(nullptr);
+    if (window > 0) {
+      auto types = Json::array();
+      for (const int64_t each : windows)
+        types.push_back(each > 0 ? "sliding_attention" : "full_attention");
+      object["layer_types"] = std::move(types);
+    }
+  }
+  object["pad_token_id"] = padding >= 0 ? Json(padding) : Json(nullptr);
+  object.update(Json::parse(token_ids));
+  return object.dump(2) + "\n";
+}
+
+}  // namespace zero
