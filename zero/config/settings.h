@@ -83,7 +83,7 @@ struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
   /// A Hugging Face folder whose weights the run begins with, in place of `model`. Empty: random.
   std::string from{};
-  std::string data{};          ///< text, tokens, or a folder made by `zero data prepare`
+  std::string data{};  ///< text, tokens, or a folder made by `zero data prepare`
   /// A file, all of which is for validation, or a folder, of which the validation split is. It must
   /// have the same tokens as `data`. Empty: the validation split of `data`.
   std::string val_data{};

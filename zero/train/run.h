@@ -62,7 +62,7 @@ struct Run {
   Dataset data;
   optim::Schedule schedule;
   std::string weights_report;  ///< the weights that the run has begun with; empty: random ones
-  std::string tiers_reason;  ///< which states a memory budget puts on disk, and why
+  std::string tiers_reason;    ///< which states a memory budget puts on disk, and why
   std::shared_ptr<ActivationStore> activations;  ///< null: activations stay where they are
   std::unique_ptr<LanguageModel> model;
   std::optional<Engine> engine;

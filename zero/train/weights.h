@@ -10,10 +10,10 @@
 namespace zero::train {
 
 /// Writes the model's full parameters, in the places that their `export_places` name and in the
-/// engine's dtype, to the folder's model.safetensors, or to several files (save_pretrained), and its
-/// sizes to config.json. Each file is whole or absent, and an earlier one stays until then. Rank 0
-/// writes, one unit at a time in memory. Collective. Throws CheckpointError if the disk is full (see
-/// comm/agreement.h).
+/// engine's dtype, to the folder's model.safetensors, or to several files (save_pretrained), and
+/// its sizes to config.json. Each file is whole or absent, and an earlier one stays until then.
+/// Rank 0 writes, one unit at a time in memory. Collective. Throws CheckpointError if the disk is
+/// full (see comm/agreement.h).
 ///
 /// If the run's first weights came from the folder `from`, its files of a tokenizer and of
 /// generation are copied.
