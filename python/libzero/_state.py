@@ -307,9 +307,9 @@ class EngineStates:
                 "it those of the same kind of optimizer, or {} to begin anew."
             )
         for key in names:
-            shape = _options.shape_of(key, parameter)
-            if states[key].shape != shape:
-                return f"State '{key}' of parameter '{name}' has shape {tuple(states[key].shape)}; it must be {tuple(shape)}."
+            shape, of_given = _options.shape_of(key, parameter), getattr(states[key], "shape", None)
+            if of_given != shape:
+                return f"State '{key}' of parameter '{name}' has the shape {of_given}; it must be {shape}."
         return ""
 
     def store(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> None:
