@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "apps/zero/ckpt_convert.h"
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
@@ -69,7 +70,7 @@ void prune(const std::filesystem::path& folder, int64_t last, int64_t every) {
 }  // namespace
 
 int ckpt(const Arguments& arguments) {
-  OptionParser parser("ckpt", "Shows and checks checkpoints.");
+  OptionParser parser("ckpt", "Shows, checks and converts checkpoints.");
   std::string folder;
   bool parameters = false;
   int64_t last = 1;
@@ -89,6 +90,7 @@ int ckpt(const Arguments& arguments) {
   prunes->add_option("--keep-every", every, "Steps whose multiples stay too; 0: none")
       ->capture_default_str()
       ->check(not_negative());
+  const CheckpointConversions conversions(parser);
   parser.require_subcommand(1);
   if (const auto status = parser.read(arguments)) return *status;
   if (shows->parsed()) inspect(folder, parameters);
@@ -98,7 +100,7 @@ int ckpt(const Arguments& arguments) {
     fmt::print("{} is sound: step {}, {} files\n", folder, manifest.steps, manifest.files.size());
   }
   if (prunes->parsed()) prune(folder, last, every);
-  return 0;
+  return conversions.run();
 }
 
 }  // namespace zero::app

@@ -17,7 +17,7 @@ namespace {
 constexpr Subcommand kSubcommands[] = {
     {"train", "train a GPT-2 on several ranks, with its states sharded", train},
     {"data", "turn text into token files", data},
-    {"ckpt", "show and check checkpoints, and remove old ones", ckpt},
+    {"ckpt", "show, check, convert and compare checkpoints, and remove old ones", ckpt},
     {"bench", "measure collectives, links, disks and training steps", bench},
     {"config", "check a configuration file and show what is in force", config},
     {"doctor", "check this machine for training, and say what to change", doctor},

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -48,6 +49,22 @@ std::string described(const Manifest::Parameter& parameter) {
                      moments.empty() ? "no states" : fmt::format("{}", fmt::join(moments, ", ")));
 }
 
+std::optional<TensorInfo> find_buffer(const Manifest& manifest, const std::string& name) {
+  const auto& all = manifest.buffers;
+  const auto found = std::find_if(all.begin(), all.end(),
+                                  [&](const TensorInfo& each) { return each.name == name; });
+  return found == all.end() ? std::nullopt : std::optional(*found);
+}
+
+// Weights of other programs do not say which of them are buffers: those are with the parameters
+// that have no optimizer.
+std::optional<TensorInfo> as_buffer(const Manifest::Parameter& parameter) {
+  const auto* state = parameter.find(kParameter);
+  const auto dtype = state == nullptr ? std::nullopt : safetensors_dtype(state->format);
+  if (!parameter.optimizer.empty() || !dtype) return {};
+  return TensorInfo{parameter.name, *dtype, parameter.shape};
+}
+
 // Throws CheckpointError, naming both sides, if a checkpoint does not suit the model.
 class Suits {
  public:
@@ -62,19 +79,26 @@ class Suits {
   // Returns the number that each parameter of `ours` has in the checkpoint.
   std::vector<size_t> check(const Manifest& ours) {
     std::vector<size_t> places;
+    std::vector<bool> taken(theirs_->parameters.size(), false);
     for (const auto& parameter : ours.parameters) {
       places.push_back(find(parameter));
       check(parameter, theirs_->parameters[places.back()]);
+      taken[places.back()] = true;
+      // Other programs save tied tensors once for each name.
+      if (const auto found = index_.find(parameter.name); found != index_.end())
+        taken[found->second] = true;
+      for (const auto& other : parameter.other_names) {
+        if (const auto found = index_.find(other); found != index_.end())
+          taken[found->second] = true;
+      }
     }
-    std::vector<bool> taken(theirs_->parameters.size(), false);
-    for (const auto place : places) taken[place] = true;
+    for (const auto& buffer : ours.buffers) check(buffer, taken);
     const auto left = std::find(taken.begin(), taken.end(), false);
     if (left != taken.end()) {
       refuse(fmt::format("has a parameter '{}', and the model has {} parameters without it",
                          theirs_->parameters[static_cast<size_t>(left - taken.begin())].name,
                          ours.parameters.size()));
     }
-    for (const auto& buffer : ours.buffers) check(buffer);
     return places;
   }
 
@@ -85,8 +109,13 @@ class Suits {
 
   size_t find(const Manifest::Parameter& parameter) const {
     auto found = index_.find(parameter.name);
-    for (size_t i = 0; found == index_.end() && i < parameter.other_names.size(); ++i)
-      found = index_.find(parameter.other_names[i]);
+    for (const auto& other : parameter.other_names) {
+      const auto next = index_.find(other);
+      if (next == index_.end()) continue;
+      // If both names are there, one of them has the states.
+      if (found == index_.end() || !theirs_->parameters[next->second].optimizer.empty())
+        found = next;
+    }
     if (found != index_.end()) return found->second;
     std::vector<std::string> known;
     for (const auto& each : theirs_->parameters) known.push_back(each.name);
@@ -117,12 +146,13 @@ class Suits {
       refuse(fmt::format("holds factored states of other shapes for parameter '{}'", ours.name));
   }
 
-  void check(const TensorInfo& ours) const {
-    const auto& all = theirs_->buffers;
-    const auto found = std::find_if(all.begin(), all.end(),
-                                    [&](const TensorInfo& each) { return each.name == ours.name; });
-    if (found == all.end())
-      refuse(fmt::format("holds no buffer '{}', which the model has", ours.name));
+  void check(const TensorInfo& ours, std::vector<bool>& taken) const {
+    auto found = find_buffer(*theirs_, ours.name);
+    if (const auto parameter = index_.find(ours.name); !found && parameter != index_.end()) {
+      found = as_buffer(theirs_->parameters[parameter->second]);
+      taken[parameter->second] = true;
+    }
+    if (!found) refuse(fmt::format("holds no buffer '{}', which the model has", ours.name));
     const bool converts = at::isFloatingType(found->dtype) && at::isFloatingType(ours.dtype);
     if (found->shape == ours.shape && (converts || found->dtype == ours.dtype)) return;
     refuse(fmt::format("holds buffer '{}' as {} [{}], but the model has it as {} [{}]", ours.name,
@@ -190,7 +220,14 @@ class SliceReader final : public StateSource {
 
   at::Tensor buffer(size_t index) const override {
     const auto of = static_cast<size_t>(rank_) % manifest_.files.size();
-    return file(of).read(buffer_key(parts_.model.buffers()[index].first));
+    const auto& name = parts_.model.buffers()[index].first;
+    if (find_buffer(manifest_, name)) return file(of).read(buffer_key(name));
+    const auto& all = manifest_.parameters;
+    const auto found = std::find_if(
+        all.begin(), all.end(), [&](const Manifest::Parameter& each) { return each.name == name; });
+    return gather(static_cast<size_t>(found - all.begin()), *found->find(kParameter),
+                  {0, found->numel()})
+        .view(found->shape);
   }
 
  private:

@@ -1,0 +1,229 @@
+// libzero's own checkpoints as views, and views as checkpoints.
+#include <ATen/ceil_div.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/checkpoint/foreign/checkpoint_view.h"
+#include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/whole_folder.h"
+#include "zero/optim/state_format.h"
+
+namespace zero::foreign {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// A range of a parameter's elements, and the file that has it.
+struct SliceOf {
+  int64_t begin = 0;
+  int64_t end = 0;
+  fs::path file;
+};
+
+LazyTensor own_state(const Manifest::Parameter& parameter, const Manifest::State& state,
+                     const std::vector<SliceOf>& slices) {
+  const bool coded = state.format.starts_with("8bit");
+  const auto dtype = coded ? std::optional(at::kFloat) : safetensors_dtype(state.format);
+  if (!dtype)
+    throw CheckpointError(fmt::format("the state '{}' of '{}' has the unknown format '{}'",
+                                      state.name, parameter.name, state.format));
+  const auto sign = state.format == "8bit_positive" ? optim::Sign::positive : optim::Sign::either;
+  return {*dtype, parameter.shape,
+          [slices, coded, sign, key = state.name + "." + parameter.name, dtype = *dtype,
+           shape = parameter.shape, strides = parameter.strides, numel = parameter.numel()] {
+            auto whole = at::empty({numel}, dtype);
+            for (const auto& [begin, end, path] : slices) {
+              auto values = SafetensorsReader(path).read(key);
+              if (coded) {
+                const auto blocks = at::ceil_div(end - begin, optim::kCodedBlock);
+                const auto decoded = at::empty({blocks * optim::kCodedBlock}, at::kFloat);
+                optim::decode(static_cast<const std::byte*>(values.const_data_ptr()),
+                              decoded.mutable_data_ptr<float>(), decoded.numel(), sign);
+                values = decoded.narrow(0, 0, end - begin);
+              }
+              whole.narrow(0, begin, end - begin).copy_(values);
+            }
+            return whole.as_strided(shape, strides).contiguous();
+          }};
+}
+
+}  // namespace
+
+CheckpointView view_own(const fs::path& path) {
+  const auto manifest = read_manifest(path);
+  verify(path, manifest);
+  CheckpointView view;
+  view.form = fmt::format("libzero, stage {} of {} ranks", manifest.stage, manifest.files.size());
+  view.stage = manifest.stage;
+  view.steps = manifest.steps;
+  view.loss_scale = manifest.loss_scale;
+  view.groups = manifest.groups;
+  std::vector<std::vector<SliceOf>> slices(manifest.parameters.size());
+  for (const auto& file : manifest.files) {
+    for (const auto& [parameter, begin, end] : file.slices) {
+      if (begin < end)
+        slices[static_cast<size_t>(parameter)].push_back({begin, end, path / file.name});
+    }
+  }
+  const auto first = path / manifest.files.front().name;
+  const auto whole = [&](const std::string& key, at::ScalarType dtype, std::vector<int64_t> shape) {
+    return LazyTensor{dtype, std::move(shape),
+                      [first, key] { return SafetensorsReader(first).read(key); }};
+  };
+  for (size_t p = 0; p < slices.size(); ++p) {
+    const auto& from = manifest.parameters[p];
+    auto& to = view.parameters.emplace_back();
+    to.name = from.name;
+    to.other_names = from.other_names;
+    to.shape = from.shape;
+    to.optimizer = from.optimizer;
+    to.group = from.group;
+    to.steps = from.steps;
+    for (const auto& state : from.states) to.states[state.name] = own_state(from, state, slices[p]);
+    for (const auto& [name, shape] : from.factored)
+      to.states[name] = whole(name + "." + from.name, at::kFloat, shape);
+  }
+  for (const auto& [name, dtype, shape] : manifest.buffers)
+    view.buffers[name] = whole("buffer." + name, dtype, shape);
+  view.attached = manifest.files.front().attached;
+  return view;
+}
+
+namespace {
+
+// The files of so many ranks, which are written side by side: each tensor is read once.
+class OwnWriter {
+ public:
+  OwnWriter(const CheckpointView& view, const fs::path& folder, int ranks)
+      : view_(view), folder_(folder), ranks_(ranks) {
+    manifest_.stage = view.stage;
+    manifest_.steps = view.steps;
+    manifest_.loss_scale = view.loss_scale;
+    manifest_.groups = view.groups;
+    manifest_.buffer_policy = "per_rank";
+    manifest_.files.resize(static_cast<size_t>(ranks));
+    infos_.resize(static_cast<size_t>(ranks));
+    for (const auto& parameter : view.parameters) add(parameter);
+    for (const auto& [name, buffer] : view.buffers) {
+      manifest_.buffers.push_back({name, buffer.dtype, buffer.shape});
+      tensors_.push_back({"buffer." + name, &buffer, kEach});
+      for (auto& infos : infos_) infos.push_back({"buffer." + name, buffer.dtype, buffer.shape});
+    }
+    // Each file has its tensors in this order, as SafetensorsWriter sorts them.
+    std::stable_sort(tensors_.begin(), tensors_.end(), [](const Item& a, const Item& b) {
+      return c10::elementSize(a.tensor->dtype) > c10::elementSize(b.tensor->dtype);
+    });
+  }
+
+  void write() {
+    std::vector<std::unique_ptr<SafetensorsWriter>> files;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      auto& entry = manifest_.files[static_cast<size_t>(rank)];
+      entry.name = fmt::format("rank-{}-of-{}.safetensors", rank, ranks_);
+      files.push_back(std::make_unique<SafetensorsWriter>(
+          folder_ / entry.name, infos_[static_cast<size_t>(rank)],
+          std::map<std::string, std::string>{
+              {"format", fmt::format("{} {}", Manifest::kFormat, Manifest::kVersion)}}));
+    }
+    for (const auto& [key, tensor, parameter] : tensors_) {
+      const auto values = tensor->read();
+      if (values.scalar_type() != tensor->dtype || !values.sizes().equals(tensor->shape))
+        throw CheckpointError(fmt::format("the tensor '{}' is not of the shape announced", key));
+      for (int rank = 0; rank < ranks_; ++rank) {
+        auto& file = *files[static_cast<size_t>(rank)];
+        if (parameter < 0) {
+          if (parameter == kEach || rank == 0) file.write(key, values);
+          continue;
+        }
+        const auto [begin, end] = range(tensor->numel(), rank);
+        if (begin < end) file.write(key, values.reshape({-1}).narrow(0, begin, end - begin));
+      }
+    }
+    for (size_t rank = 0; rank < files.size(); ++rank) {
+      files[rank]->commit();
+      manifest_.files[rank].sums = files[rank]->sums();
+    }
+    manifest_.files.front().attached = view_.attached;
+    write_manifest(folder_, manifest_);
+  }
+
+ private:
+  // A tensor that each file has whole, or the first one alone.
+  static constexpr int64_t kEach = -1;
+  static constexpr int64_t kFirst = -2;
+  struct Item {
+    std::string key;
+    const LazyTensor* tensor = nullptr;
+    int64_t parameter = kEach;
+  };
+
+  // Slices begin at multiples of 64, as the format has it.
+  std::pair<int64_t, int64_t> range(int64_t numel, int rank) const {
+    const auto share = at::round_up(at::ceil_div(numel, int64_t{ranks_}), optim::kCodedBlock);
+    return {std::min(numel, share * rank), std::min(numel, share * (rank + 1))};
+  }
+
+  void add(const CheckpointView::Parameter& from) {
+    const auto p = static_cast<int64_t>(manifest_.parameters.size());
+    auto& to = manifest_.parameters.emplace_back();
+    to.name = from.name;
+    to.other_names = from.other_names;
+    to.shape = from.shape;
+    to.strides = row_major(from.shape);
+    to.optimizer = from.optimizer;
+    to.group = from.group;
+    to.steps = from.steps;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const auto [begin, end] = range(to.numel(), rank);
+      if (begin < end) manifest_.files[static_cast<size_t>(rank)].slices.push_back({p, begin, end});
+    }
+    for (const auto& [name, tensor] : from.states) {
+      const auto key = name + "." + from.name;
+      if (name == "row_var" || name == "col_var") {
+        to.factored.emplace_back(name, tensor.shape);
+        tensors_.push_back({key, &tensor, kFirst});
+        infos_.front().push_back({key, tensor.dtype, tensor.shape});
+        continue;
+      }
+      if (tensor.shape != from.shape)
+        throw CheckpointError(
+            fmt::format("the state '{}' of '{}' has another shape than it", name, from.name));
+      to.states.push_back({name, std::string(safetensors_name(tensor.dtype))});
+      tensors_.push_back({key, &tensor, p});
+      for (int rank = 0; rank < ranks_; ++rank) {
+        const auto [begin, end] = range(to.numel(), rank);
+        if (begin < end)
+          infos_[static_cast<size_t>(rank)].push_back({key, tensor.dtype, {end - begin}});
+      }
+    }
+  }
+
+  const CheckpointView& view_;
+  fs::path folder_;
+  int ranks_;
+  Manifest manifest_;
+  std::vector<Item> tensors_;
+  std::vector<std::vector<TensorInfo>> infos_;  // by rank
+};
+
+}  // namespace
+
+void write_checkpoint(const CheckpointView& view, const fs::path& to, int ranks) {
+  if (fs::exists(to) && !has_manifest(to) && !(fs::is_directory(to) && fs::is_empty(to)))
+    throw CheckpointError(fmt::format(
+        "'{}' is there and is no checkpoint of libzero. Name a folder that does not exist.",
+        to.string()));
+  WholeFolder folder(to, &fail<CheckpointError>);
+  OwnWriter(view, folder.path(), ranks).write();
+  folder.commit();
+}
+
+}  // namespace zero::foreign

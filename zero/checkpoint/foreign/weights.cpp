@@ -1,0 +1,176 @@
+// Files of weights alone as views: safetensors and torch.save, one file or several with an index.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "zero/base/error.h"
+#include "zero/base/json.h"
+#include "zero/checkpoint/file.h"
+#include "zero/checkpoint/foreign/checkpoint_view.h"
+#include "zero/checkpoint/safetensors.h"
+
+namespace zero::foreign {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Lazies = std::vector<std::pair<std::string, LazyTensor>>;
+
+bool is_torch_file(const fs::path& path) {
+  const auto extension = path.extension().string();
+  return extension == ".pt" || extension == ".bin" || extension == ".pth" || extension == ".ckpt";
+}
+
+// Programs keep the weights among other things under one of these keys.
+const Value& weights_within(const Value& root, std::vector<std::string>& left_out) {
+  for (const auto* key : {"state_dict", "model_state_dict", "model", "module"}) {
+    const auto* found = root.find(key);
+    if (found == nullptr || !found->is(Value::Kind::dict)) continue;
+    std::vector<std::string> others;
+    for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
+      const auto name = root.items[i]->as_text().value_or("(a key that is no text)");
+      if (name != key) others.push_back(name);
+    }
+    if (!others.empty())
+      left_out.push_back(listed(others, fmt::format("the weights are under '{}'", key)));
+    return *found;
+  }
+  return root;
+}
+
+void add_torch_file(const fs::path& path, CheckpointView& view, Lazies& tensors) {
+  const PtFile file(path);
+  file.verify();
+  for (auto& [name, tensor] : tensors_in(file, weights_within(file.root(), view.left_out)))
+    tensors.emplace_back(name, lazy(tensor));
+}
+
+void add_safetensors(const fs::path& path, Lazies& tensors) {
+  const auto reader = std::make_shared<const SafetensorsReader>(path);
+  for (const auto& info : reader->tensors())
+    tensors.emplace_back(info.name, LazyTensor{info.dtype, info.shape, [reader, name = info.name] {
+                                                 return reader->read(name);
+                                               }});
+}
+
+void add_file(const fs::path& path, CheckpointView& view, Lazies& tensors) {
+  if (path.extension() == ".safetensors") {
+    add_safetensors(path, tensors);
+  } else {
+    add_torch_file(path, view, tensors);
+  }
+}
+
+// An index says which file has which tensor, and may have names of tied ones in its metadata.
+void add_indexed(const fs::path& index, CheckpointView& view, Lazies& tensors,
+                 std::map<std::string, std::string>& ties) {
+  const auto refuse = [&](const std::string& why) {
+    throw CheckpointError(fmt::format("'{}' {}.", index.string(), why));
+  };
+  const auto json = [&] {
+    try {
+      return parse_json(read_file(index, &fail<CheckpointError>));
+    } catch (const CheckpointError&) {
+      throw;
+    } catch (const Error& error) {
+      throw CheckpointError(fmt::format("'{}' {}.", index.string(), error.what()));
+    }
+  }();
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
+    refuse("has no weight_map");
+  std::map<std::string, std::set<std::string>> by_file;
+  for (const auto& [name, file] : json["weight_map"].items()) {
+    if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
+      refuse(fmt::format("has no file for '{}'", excerpt(name)));
+    by_file[file.get<std::string>()].insert(name);
+  }
+  for (const auto& [file, names] : by_file) {
+    const auto path = index.parent_path() / file;
+    if (!fs::exists(path))
+      refuse(fmt::format("names the file '{}', which is not there", excerpt(file)));
+    const auto first = tensors.size();
+    add_file(path, view, tensors);
+    for (const auto& name : names) {
+      const bool there =
+          std::any_of(tensors.begin() + static_cast<std::ptrdiff_t>(first), tensors.end(),
+                      [&](const auto& each) { return each.first == name; });
+      if (!there) refuse(fmt::format("names '{}', which '{}' does not hold", excerpt(name), file));
+    }
+  }
+  if (!json.contains("metadata") || !json["metadata"].is_object()) return;
+  for (const auto& [name, kept] : json["metadata"].items()) {
+    if (kept.is_string() && !json["weight_map"].contains(name) &&
+        json["weight_map"].contains(kept.get<std::string>()))
+      ties[name] = kept.get<std::string>();
+  }
+}
+
+}  // namespace
+
+CheckpointView view_weights(const fs::path& path) {
+  CheckpointView view;
+  view.form = "weights";
+  view.missing.emplace_back(
+      "states of an optimizer, steps and hyper-parameters: training begins with new ones");
+  Lazies tensors;
+  std::map<std::string, std::string> ties;
+  if (!fs::is_directory(path)) {
+    add_file(path, view, tensors);
+  } else {
+    std::vector<fs::path> indices;
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(path)) {
+      const auto name = entry.path().filename().string();
+      if (name.ends_with(".index.json")) indices.push_back(entry.path());
+      if (name.ends_with(".safetensors")) files.push_back(entry.path());
+    }
+    for (const auto& entry : fs::directory_iterator(path)) {
+      if (files.empty() && indices.empty() && is_torch_file(entry.path()))
+        files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    std::sort(indices.begin(), indices.end());
+    if (!indices.empty()) {  // of several, that of safetensors
+      add_indexed(indices.back(), view, tensors, ties);
+    } else {
+      for (const auto& file : files) add_file(file, view, tensors);
+    }
+    if (files.empty() && indices.empty())
+      throw CheckpointError(fmt::format(
+          "'{}' is no checkpoint of a known form: it has no manifest.json, no latest and "
+          "*model_states.pt (DeepSpeed), no .metadata (PyTorch distributed), and no .safetensors, "
+          ".bin or .pt files.",
+          path.string()));
+  }
+  // Replicas of DistributedDataParallel have names that begin with "module.".
+  const std::string wrapper = "module.";
+  const bool wrapped = !tensors.empty() && std::ranges::all_of(tensors, [&](const auto& each) {
+    return each.first.starts_with(wrapper);
+  });
+  std::set<std::string> names;
+  for (auto& [key, tensor] : tensors) {
+    const auto name = wrapped ? key.substr(wrapper.size()) : key;
+    if (!names.insert(name).second)
+      throw CheckpointError(
+          fmt::format("'{}' holds two tensors that are named '{}'.", path.string(), excerpt(name)));
+    // Files do not say which tensors of fractions are buffers; the engine finds them.
+    if (!at::isFloatingType(tensor.dtype)) {
+      view.buffers[name] = std::move(tensor);
+      continue;
+    }
+    auto& parameter = view.parameters.emplace_back();
+    parameter.name = name;
+    parameter.shape = tensor.shape;
+    parameter.states["parameter"] = std::move(tensor);
+    for (const auto& [other, kept] : ties) {
+      if (kept == name) parameter.other_names.push_back(other);
+    }
+  }
+  return view;
+}
+
+}  // namespace zero::foreign
