@@ -97,7 +97,7 @@ def main() -> int:
         if subcommand == "bench":
             texts += [help_of(program, subcommand, subject) for subject in listed(texts[0])]
         if subcommand == "ckpt":
-            texts += [help_of(program, subcommand, action) for action in ("inspect", "verify", "prune")]
+            texts += [help_of(program, subcommand, action) for action in listed(texts[0])]
         if "--help-all" in texts[0]:
             texts.append(help_of(program, subcommand, option="--help-all"))
         if subcommand == "data":
