@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Options of other programs: torchrun, mpirun, srun, cmake, zero_bench, the benchmarks' own scripts.
-OTHERS = {"--elements", "--parameters", "--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--version"}
+# Options of other programs: torchrun, mpirun, srun, sbatch, cmake, zero_bench, the benchmarks' own scripts.
+OTHERS = {"--elements", "--parameters", "--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--signal", "--version"}
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
