@@ -6,6 +6,8 @@
 #include "zero/base/ledger.h"
 #include "zero/base/not_finite.h"
 #include "zero/base/timeline.h"
+#include "zero/checkpoint/foreign/checkpoint_view.h"
+#include "zero/checkpoint/foreign/export.h"
 #include "zero/checkpoint/pt.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/comm/group.h"

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/foreign/readers.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/config/config.h"
 

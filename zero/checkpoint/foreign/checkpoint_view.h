@@ -14,14 +14,11 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "zero/checkpoint/foreign/pt_file.h"
 #include "zero/optim/loss_scale.h"
 #include "zero/optim/optimizer.h"
 
@@ -74,14 +71,6 @@ struct CheckpointView {
 /// With `weights_only` the view has no states: training begins with new ones.
 CheckpointView view_checkpoint(const std::filesystem::path& path, bool weights_only = false);
 
-/// The readers of the forms: whether a path has this form, and the view.
-bool is_deepspeed(const std::filesystem::path& path);
-CheckpointView view_deepspeed(const std::filesystem::path& path, bool weights_only);
-bool is_distributed(const std::filesystem::path& path);
-CheckpointView view_distributed(const std::filesystem::path& path);
-CheckpointView view_weights(const std::filesystem::path& path);
-CheckpointView view_own(const std::filesystem::path& path);
-
 /// Writes a view as a checkpoint in libzero's format, with the slices of so many ranks, which takes
 /// the place of an earlier one when it is complete.
 void write_checkpoint(const CheckpointView& view, const std::filesystem::path& to, int ranks = 1);
@@ -91,29 +80,5 @@ void write_checkpoint(const CheckpointView& view, const std::filesystem::path& t
 /// bit). Weights are compared in the most bits that each has.
 std::vector<std::string> differences(const CheckpointView& a, const CheckpointView& b,
                                      double tolerance);
-
-// The rest is shared by readers.
-
-/// Elements [begin, begin + count) of a tensor in a file, in row-major order.
-struct Part {
-  StoredTensor tensor;
-  int64_t begin = 0;
-  int64_t count = 0;
-};
-/// Returns the tensor of this shape whose elements are those of the parts, one after the other;
-/// the parts must have as many.
-LazyTensor join(std::vector<Part> parts, std::vector<int64_t> shape);
-/// Returns a stored tensor.
-LazyTensor lazy(const StoredTensor& tensor);
-/// Returns a text for `left_out`, of names that share a reason: the first few, and how many.
-std::string listed(const std::vector<std::string>& names, const std::string& why);
-
-/// Returns the optimizer that has these states and hyper-parameters, as torch.optim and DeepSpeed
-/// name them ({"lr", "betas", "weight_decay", ...}).
-Optimizer optimizer_of(const nlohmann::json& group, const std::set<std::string>& states);
-/// Returns whether libzero has a state of this name.
-bool is_state(std::string_view name);
-/// Returns the strides of a row-major tensor.
-std::vector<int64_t> row_major(const std::vector<int64_t>& shape);
 
 }  // namespace zero::foreign

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "zero/checkpoint/foreign/checkpoint_view.h"
 #include "zero/checkpoint/foreign/pt_file.h"
+#include "zero/checkpoint/foreign/readers.h"
 
 namespace zero::foreign {
 

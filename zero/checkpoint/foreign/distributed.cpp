@@ -13,7 +13,7 @@
 #include "zero/base/error.h"
 #include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
-#include "zero/checkpoint/foreign/checkpoint_view.h"
+#include "zero/checkpoint/foreign/readers.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/config/config.h"
 

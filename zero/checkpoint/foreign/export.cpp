@@ -12,7 +12,9 @@
 #include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/foreign/pickle.h"
+#include "zero/checkpoint/foreign/pt_file.h"
 #include "zero/checkpoint/foreign/pt_writer.h"
+#include "zero/checkpoint/foreign/readers.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/whole_folder.h"
 

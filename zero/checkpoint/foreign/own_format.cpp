@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/checkpoint/foreign/checkpoint_view.h"
+#include "zero/checkpoint/foreign/readers.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/whole_folder.h"
