@@ -199,7 +199,8 @@ TEST(Pickle, RunsNothingAndRefusesWhatItCannotHold) {
            {"t.", "no mark"},
            {"I12x\n.", "'12x' is no number"},
            {"\x97.", "opcode 0x97"}}) {
-    EXPECT_THAT(message_of<CheckpointError>([&] { Pickle{bytes}; }), HasSubstr(message)) << bytes;
+    EXPECT_THAT(message_of<CheckpointError>([&text = bytes] { Pickle{text}; }), HasSubstr(message))
+        << bytes;
   }
   // A list that holds itself, and one whose elements are 2 to the power 40.
   std::string laughs = "]q" + std::string(1, '\0') + "0";

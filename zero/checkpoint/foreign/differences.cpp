@@ -1,5 +1,6 @@
 // The comparison of two views of checkpoints.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
