@@ -308,6 +308,12 @@ TEST(Gpt2Config, ReadsHuggingFacesFile) {
   EXPECT_EQ(config, Gpt2Config{}.set_dropout(0.1));
   EXPECT_EQ(Gpt2Config::from_json("{}", "x"), Gpt2Config{}.set_dropout(0.1))
       << "Hugging Face's defaults";
+  const auto variant =
+      Gpt2Config::from_json(R"({"scale_attn_weights": false, "activation_function": "swish",
+          "scale_attn_by_inverse_layer_idx": true})",
+                            "x");
+  EXPECT_EQ(variant.activation, "silu");
+  EXPECT_EQ(Gpt2Config::from_json(variant.to_json(), "again"), variant);
 }
 
 TEST(Gpt2Config, NamesTheNearestPreset) {
@@ -326,14 +332,14 @@ TEST(Gpt2Config, NamesTheKeyThatIsWrong) {
   expect("{", "not valid JSON");
   expect("[1]", "JSON object");
   expect(R"({"model_type": "llama"})", "'model_type' is \"llama\"");
-  expect(R"({"activation_function": "relu"})", "'relu'");
+  expect(R"({"activation_function": "relu6"})", "'relu6'");
   expect(R"({"n_layer": 2.5})", "'n_layer' is 2.5, which is not a whole number");
   expect(R"({"n_layer": "2"})", "'n_layer'");
   expect(R"({"n_head": 0})", "n_head is 0");
   expect(R"({"n_head": 7})", "not a multiple");
   expect(R"({"attn_pdrop": 1.0})", "attn_pdrop is 1");
   expect(R"({"tie_word_embeddings": 1})", "true or false");
-  expect(R"({"scale_attn_weights": false})", "only true is supported");
+  expect(R"({"scale_attn_weights": 1})", "'scale_attn_weights'");
 }
 
 }  // namespace

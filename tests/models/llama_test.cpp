@@ -16,6 +16,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/weight_files.h"
 #include "zero/models/architectures.h"
+#include "zero/models/gpt2/gpt2.h"
 #include "zero/models/layers/attention.h"
 
 namespace zero {
@@ -39,36 +40,57 @@ Llama loaded(const std::string& model, const std::string& config) {
   return llama;
 }
 
+// Logits, loss, gradients, and logits in bf16.
+template <class Model>
+void expect_values(Model& model, const fixtures::Variant& expected) {
+  SCOPED_TRACE(expected.name);
+  const auto logits = model->logits(expected.tokens);
+  EXPECT_LT(relative(logits, expected.logits), 1e-5);
+  EXPECT_LT(relative(model->logits_last(expected.tokens), logits.select(1, -1)), 1e-5);
+
+  const auto loss = model->loss(expected.tokens, expected.targets);
+  EXPECT_NEAR(loss.template item<double>(), expected.loss, 1e-5 * expected.loss);
+  loss.backward();
+  std::map<std::string, at::Tensor> gradients;
+  for (const auto& parameter : model->named_parameters())
+    gradients[parameter.key()] = parameter.value().grad().to(at::kDouble).flatten();
+  int64_t row = 0;
+  for (const auto& [name, gradient] : gradients) {
+    const auto wanted = expected.gradients[row++];
+    const double norm = wanted[0].template item<double>();
+    const auto waves = torch::arange(1, gradient.numel() + 1, at::kDouble).sin();
+    EXPECT_NEAR(gradient.norm().template item<double>(), norm, 1e-5 * norm) << name;
+    EXPECT_NEAR(gradient.dot(waves).template item<double>(), wanted[1].template item<double>(),
+                2e-5 * norm)
+        << name;
+  }
+
+  model->to(at::kBFloat16);
+  EXPECT_LT(
+      relative(model->logits(expected.tokens).to(at::kFloat), expected.logits_bf16.to(at::kFloat)),
+      2e-2);
+}
+
 TEST(Llama, ComputesWhatTransformersComputes) {
   for (const auto& model : fixtures::models()) {
     for (const auto& expected : fixtures::variants(model)) {
-      SCOPED_TRACE(expected.name);
       auto llama = loaded(model, expected.config);
-      const auto logits = llama->logits(expected.tokens);
-      EXPECT_LT(relative(logits, expected.logits), 1e-5);
-      EXPECT_LT(relative(llama->logits_last(expected.tokens), logits.select(1, -1)), 1e-5);
-
-      const auto loss = llama->loss(expected.tokens, expected.targets);
-      EXPECT_NEAR(loss.item<double>(), expected.loss, 1e-5 * expected.loss);
-      loss.backward();
-      std::map<std::string, at::Tensor> gradients;
-      for (const auto& parameter : llama->named_parameters())
-        gradients[parameter.key()] = parameter.value().grad().to(at::kDouble).flatten();
-      int64_t row = 0;
-      for (const auto& [name, gradient] : gradients) {
-        const auto wanted = expected.gradients[row++];
-        const double norm = wanted[0].item<double>();
-        const auto waves = torch::arange(1, gradient.numel() + 1, at::kDouble).sin();
-        EXPECT_NEAR(gradient.norm().item<double>(), norm, 1e-5 * norm) << name;
-        EXPECT_NEAR(gradient.dot(waves).item<double>(), wanted[1].item<double>(), 2e-5 * norm)
-            << name;
-      }
-
-      llama->to(at::kBFloat16);
-      EXPECT_LT(relative(llama->logits(expected.tokens).to(at::kFloat),
-                         expected.logits_bf16.to(at::kFloat)),
-                2e-2);
+      expect_values(llama, expected);
     }
+  }
+}
+
+TEST(Gpt2, ComputesWhatTransformersComputes) {
+  const WeightFiles files(fixtures::folder("gpt2"));
+  for (const auto& expected : fixtures::variants("gpt2")) {
+    Gpt2 gpt2(Gpt2Config::from_json(expected.config, "gpt2"));
+    gpt2->eval();
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : gpt2->named_parameters())
+        parameter.value().copy_(files.read("transformer." + parameter.key()));
+    }
+    expect_values(gpt2, expected);
   }
 }
 

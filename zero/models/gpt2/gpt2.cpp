@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "zero/models/layers/layer_norm.h"
@@ -45,9 +46,24 @@ at::Tensor layer_normed(const nn::LayerNorm& norm, const at::Tensor& x) {
   return zero::layer_norm(x, norm->weight, norm->bias, norm->options.eps());
 }
 
+// Activations beside the tanh form of GELU, which has a kernel of its own.
+at::Tensor activated(const at::Tensor& x, const std::string& name) {
+  if (name == "gelu") return at::gelu(x);
+  if (name == "relu") return at::relu(x);
+  if (name == "silu") return at::silu(x);
+  return at::tanh(x);
+}
+
 }  // namespace
 
-Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config) : config_(config) { reset(); }
+Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config, int64_t layer) : config_(config) {
+  if (!config_.scale_scores || config_.scale_scores_by_layer) {
+    const auto head = static_cast<double>(config_.width / config_.heads);
+    scale_ = (config_.scale_scores ? 1 / std::sqrt(head) : 1.0) /
+             static_cast<double>(config_.scale_scores_by_layer ? layer + 1 : 1);
+  }
+  reset();
+}
 
 void Gpt2AttentionImpl::reset() {
   c_attn =
@@ -66,7 +82,7 @@ at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x) {
       c_attn(x).view({batch, sequence, 3, config_.heads, config_.width / config_.heads}).unbind(2);
   auto y = at::scaled_dot_product_attention(
       parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2), {},
-      is_training() ? config_.attention_dropout : 0.0, /*is_causal=*/true);
+      is_training() ? config_.attention_dropout : 0.0, /*is_causal=*/true, scale_);
   y = c_proj(y.transpose(1, 2).reshape({batch, sequence, config_.width}));
   return drop(y, config_.residual_dropout, is_training());
 }
@@ -81,15 +97,20 @@ void Gpt2MlpImpl::reset() {
 }
 
 at::Tensor Gpt2MlpImpl::forward(const at::Tensor& x) {
-  const auto y = c_proj->forward_of_gelu(c_fc(x));
+  const auto inner = c_fc(x);
+  const auto y = config_.activation == "gelu_new" ? c_proj->forward_of_gelu(inner)
+                                                  : c_proj(activated(inner, config_.activation));
   return drop(y, config_.residual_dropout, is_training());
 }
 
-Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Config& config) : config_(config) { reset(); }
+Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Config& config, int64_t layer)
+    : config_(config), layer_(layer) {
+  reset();
+}
 
 void Gpt2BlockImpl::reset() {
   ln_1 = register_module("ln_1", make_norm(config_));
-  attn = register_module("attn", Gpt2Attention(config_));
+  attn = register_module("attn", Gpt2Attention(config_, layer_));
   ln_2 = register_module("ln_2", make_norm(config_));
   mlp = register_module("mlp", Gpt2Mlp(config_));
 }
@@ -108,7 +129,7 @@ void Gpt2Impl::reset() {
   wte = register_module("wte", embedding(config_.vocab_size, config_));
   wpe = register_module("wpe", embedding(config_.context, config_));
   h = register_module("h", nn::ModuleList());
-  for (int64_t layer = 0; layer < config_.layers; ++layer) h->push_back(Gpt2Block(config_));
+  for (int64_t layer = 0; layer < config_.layers; ++layer) h->push_back(Gpt2Block(config_, layer));
   ln_f = register_module("ln_f", make_norm(config_));
   if (!config_.tie_word_embeddings) {
     lm_head_ = register_module("lm_head", embedding(config_.vocab_size, config_));

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,13 +37,17 @@ struct Gpt2Config {
   double layer_norm_eps = 1e-5;
   double initializer_range = 0.02;  ///< standard deviation of the initial weights
   bool tie_word_embeddings =
-      true;  ///< the output projection is wte.weight; otherwise lm_head.weight
+      true;                  ///< the output projection is wte.weight; otherwise lm_head.weight
+  bool scale_scores = true;  ///< of attention, by the square root of a head's width
+  bool scale_scores_by_layer = false;  ///< and by the layer's number, from 1
+  /// "gelu_new" (the tanh form), "gelu" (erf), "relu", "silu" or "tanh".
+  std::string activation = "gelu_new";
 
   /// Sets all three dropout probabilities.
   Gpt2Config& set_dropout(double p);
 
-  /// Throws ConfigError unless the sizes are positive and fit each other and the probabilities are
-  /// in [0, 1).
+  /// Throws ConfigError unless the sizes are positive and fit each other, the probabilities are in
+  /// [0, 1), and the activation is known.
   void validate() const;
 
   /// The number of parameters of a model of these sizes; tied embeddings count once.
@@ -71,7 +76,8 @@ struct Gpt2Config {
 /// Causal self-attention. (B, T, C) -> (B, T, C).
 class Gpt2AttentionImpl : public torch::nn::Cloneable<Gpt2AttentionImpl> {
  public:
-  explicit Gpt2AttentionImpl(const Gpt2Config& config);
+  /// `layer` counts from 0.
+  Gpt2AttentionImpl(const Gpt2Config& config, int64_t layer);
   void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
@@ -80,10 +86,11 @@ class Gpt2AttentionImpl : public torch::nn::Cloneable<Gpt2AttentionImpl> {
 
  private:
   Gpt2Config config_;
+  std::optional<double> scale_;  // of scores; none: the default
 };
 TORCH_MODULE(Gpt2Attention);
 
-/// The feed-forward layer, GELU in its tanh form. (B, T, C) -> (B, T, C).
+/// The feed-forward layer. (B, T, C) -> (B, T, C).
 class Gpt2MlpImpl : public torch::nn::Cloneable<Gpt2MlpImpl> {
  public:
   explicit Gpt2MlpImpl(const Gpt2Config& config);
@@ -101,7 +108,7 @@ TORCH_MODULE(Gpt2Mlp);
 /// One layer: x + attention(norm(x)), then x + mlp(norm(x)). (B, T, C) -> (B, T, C).
 class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
  public:
-  explicit Gpt2BlockImpl(const Gpt2Config& config);
+  Gpt2BlockImpl(const Gpt2Config& config, int64_t layer);
   void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
@@ -112,6 +119,7 @@ class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
 
  private:
   Gpt2Config config_;
+  int64_t layer_;
 };
 TORCH_MODULE(Gpt2Block);
 

@@ -1,7 +1,11 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "zero/base/error.h"
 #include "zero/models/gpt2/gpt2.h"
@@ -20,6 +24,8 @@ const std::map<std::string, Gpt2Config, std::less<>>& presets() {
   };
   return table;
 }
+
+constexpr std::array<std::string_view, 5> kActivations{"gelu_new", "gelu", "relu", "silu", "tanh"};
 
 void check_positive(const char* key, int64_t value) {
   if (value <= 0)
@@ -61,6 +67,10 @@ void Gpt2Config::validate() const {
   check_probability("embd_pdrop", embedding_dropout);
   check_probability("attn_pdrop", attention_dropout);
   check_probability("resid_pdrop", residual_dropout);
+  if (std::find(kActivations.begin(), kActivations.end(), activation) == kActivations.end()) {
+    throw ConfigError(fmt::format("GPT-2's activation_function is '{}', and only {} are supported.",
+                                  activation, fmt::join(kActivations, ", ")));
+  }
   if (!(layer_norm_eps > 0)) {
     throw ConfigError(
         fmt::format("GPT-2's layer_norm_epsilon is {}; it must be positive.", layer_norm_eps));
@@ -94,7 +104,7 @@ std::vector<std::array<int64_t, 2>> Gpt2Config::matrices() const {
 std::string Gpt2Config::to_json() const {
   nlohmann::ordered_json object{{"model_type", "gpt2"},
                                 {"architectures", {"GPT2LMHeadModel"}},
-                                {"activation_function", "gelu_new"},
+                                {"activation_function", activation},
                                 {"vocab_size", vocab_size},
                                 {"n_positions", context},
                                 {"n_embd", width},
@@ -107,6 +117,8 @@ std::string Gpt2Config::to_json() const {
                                 {"layer_norm_epsilon", layer_norm_eps},
                                 {"initializer_range", initializer_range},
                                 {"tie_word_embeddings", tie_word_embeddings}};
+  if (!scale_scores) object["scale_attn_weights"] = false;
+  if (scale_scores_by_layer) object["scale_attn_by_inverse_layer_idx"] = true;
   if (inner > 0) object["n_inner"] = inner;
   return object.dump(2) + "\n";
 }
@@ -114,14 +126,6 @@ std::string Gpt2Config::to_json() const {
 Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source) {
   const ConfigReader read(text, source);
   read.require<std::string>("model_type", "gpt2");
-  const auto activation = read.get<std::string>("activation_function", "gelu_new");
-  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
-    throw ConfigError(
-        fmt::format("{}: key 'activation_function' is '{}', and only 'gelu_new' is supported.",
-                    source, activation));
-  }
-  read.require("scale_attn_weights", true);
-  read.require("scale_attn_by_inverse_layer_idx", false);
   read.require("add_cross_attention", false);
 
   Gpt2Config config;
@@ -137,6 +141,13 @@ Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source)
   config.layer_norm_eps = read.get("layer_norm_epsilon", config.layer_norm_eps);
   config.initializer_range = read.get("initializer_range", config.initializer_range);
   config.tie_word_embeddings = read.get("tie_word_embeddings", config.tie_word_embeddings);
+  config.scale_scores = read.get("scale_attn_weights", config.scale_scores);
+  config.scale_scores_by_layer =
+      read.get("scale_attn_by_inverse_layer_idx", config.scale_scores_by_layer);
+  config.activation = read.get("activation_function", config.activation);
+  if (config.activation == "gelu_pytorch_tanh" || config.activation == "gelu_fast")
+    config.activation = "gelu_new";
+  if (config.activation == "swish") config.activation = "silu";
   try {
     config.validate();
   } catch (const ConfigError& error) {
