@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 # Options of other programs: torchrun, mpirun, srun, sbatch, cmake, zero_bench, the benchmarks' own scripts.
-OTHERS = {"--elements", "--parameters", "--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--signal", "--version"}
+OTHERS = {"--elements", "--parameters", "--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--kills", "--signal", "--version"}
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
