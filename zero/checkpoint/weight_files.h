@@ -20,6 +20,15 @@ namespace zero {
 inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 
+/// The index of weights that lie in several files beside it.
+struct WeightIndex {
+  std::map<std::string, std::string> file_of;   ///< by tensor
+  std::map<std::string, std::string> metadata;  ///< its texts
+};
+/// Reads an index. A CheckpointError names it and the fault: it is no object of names and files, or
+/// a file is missing.
+WeightIndex read_weight_index(const std::filesystem::path& index);
+
 /// Reads ranges of tensors, whichever file has them. Opening reads headers alone. A CheckpointError
 /// names the file and the fault: a folder without weights, an index that is no object of names and
 /// files, a file that is missing or damaged, a tensor that its file does not have or that two have.

@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "zero/base/error.h"
-#include "zero/base/json.h"
-#include "zero/checkpoint/file.h"
 #include "zero/checkpoint/foreign/readers.h"
 #include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/weight_files.h"
 
 namespace zero::foreign {
 
@@ -65,47 +63,26 @@ void add_file(const fs::path& path, CheckpointView& view, Lazies& tensors) {
   }
 }
 
-// An index says which file has which tensor, and may have names of tied ones in its metadata.
+// Adds the files that an index names. Its metadata may have names of tied tensors.
 void add_indexed(const fs::path& index, CheckpointView& view, Lazies& tensors,
                  std::map<std::string, std::string>& ties) {
-  const auto refuse = [&](const std::string& why) {
-    throw CheckpointError(fmt::format("'{}' {}.", index.string(), why));
-  };
-  const auto json = [&] {
-    try {
-      return parse_json(read_file(index, &fail<CheckpointError>));
-    } catch (const CheckpointError&) {
-      throw;
-    } catch (const Error& error) {
-      throw CheckpointError(fmt::format("'{}' {}.", index.string(), error.what()));
-    }
-  }();
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
-    refuse("has no weight_map");
+  const auto read = read_weight_index(index);
   std::map<std::string, std::set<std::string>> by_file;
-  for (const auto& [name, file] : json["weight_map"].items()) {
-    if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-      refuse(fmt::format("has no file for '{}'", excerpt(name)));
-    by_file[file.get<std::string>()].insert(name);
-  }
+  for (const auto& [name, file] : read.file_of) by_file[file].insert(name);
   for (const auto& [file, names] : by_file) {
-    const auto path = index.parent_path() / file;
-    if (!fs::exists(path))
-      refuse(fmt::format("names the file '{}', which is not there", excerpt(file)));
     const auto first = tensors.size();
-    add_file(path, view, tensors);
+    add_file(index.parent_path() / file, view, tensors);
     for (const auto& name : names) {
       const bool there =
           std::any_of(tensors.begin() + static_cast<std::ptrdiff_t>(first), tensors.end(),
                       [&](const auto& each) { return each.first == name; });
-      if (!there) refuse(fmt::format("names '{}', which '{}' does not hold", excerpt(name), file));
+      if (!there)
+        throw CheckpointError(fmt::format("'{}' names '{}', which '{}' does not hold.",
+                                          index.string(), excerpt(name), file));
     }
   }
-  if (!json.contains("metadata") || !json["metadata"].is_object()) return;
-  for (const auto& [name, kept] : json["metadata"].items()) {
-    if (kept.is_string() && !json["weight_map"].contains(name) &&
-        json["weight_map"].contains(kept.get<std::string>()))
-      ties[name] = kept.get<std::string>();
+  for (const auto& [name, kept] : read.metadata) {
+    if (!read.file_of.contains(name) && read.file_of.contains(kept)) ties[name] = kept;
   }
 }
 
