@@ -1,6 +1,7 @@
 // `zero train`: a language model on tokens.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
@@ -118,8 +119,9 @@ int train(const Arguments& arguments) {
   auto asked = run_asked_for(line, text, origin);
   const auto as_given =
       line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
-  const bool restarted = comm::restarted();
-  const auto resume = train::with_auto_resume(asked.program, restarted);
+  const auto jobs = comm::launched_jobs();
+  const bool restarted = std::ranges::any_of(jobs, &comm::LaunchedJob::restarted);
+  const auto resume = train::with_auto_resume(asked.program, jobs);
   asked.program = resume;
   if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
   const auto saved = asked.program.resume

@@ -164,6 +164,8 @@ void WholeFolder::commit() {
   sync_tree(partial_, fail_);
   take_the_name();
   committed_ = true;
+  // A child that was forked meanwhile has the lock too: closing alone would not give it back.
+  (void)flock(lock_.get(), LOCK_UN);
   for (const auto& parent : parents_) sync_folder(parent, fail_);
   // The save is done: what cannot be removed now is told when the next begins.
   (void)remove_unheld(partial_);

@@ -146,7 +146,7 @@ struct PlannedRanks {
 /// The settings beside the configuration that the forms of all units depend on.
 struct FormSettings {
   PlannedRanks ranks{};
-  partition::Placement sharded{};
+  partition::Sharding sharded{};
   /// Updates run in backward: each sum is handed over as it is reduced.
   bool in_backward = false;
 };

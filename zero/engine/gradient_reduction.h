@@ -158,7 +158,7 @@ class GradientReduction {
   /// Returns whether the sum of `unit` was handed over.
   virtual bool handed_over(int64_t /*unit*/) const { return false; }
   /// Forgets the rounding errors of quantised sums. No reduction is under way.
-  virtual void forget_losses() {}
+  virtual void forget_residuals() {}
 
  protected:
   /// Makes a unit's array ready to be added to the other ranks': no more of this rank's gradients

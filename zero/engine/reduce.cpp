@@ -140,6 +140,13 @@ void ReduceFlow::finish() {
   if (finished_) return;
   const at::NoGradGuard no_grad;
   const auto agreed = presence_.agree(placement_, order_, reduction_->report());
+  if (agreed.dropped_by_some) {
+    reduction_->join_begun();
+    throw Error(
+        "Engine::step after a pass that has thrown on some ranks: the other ranks have already "
+        "added the gradients of that pass to their own. Call Engine::zero_grad on all ranks, and "
+        "make the step again.");
+  }
   reduction_->reduce_left(agreed);
   finished_ = true;  // a failure from here on is final
   {
@@ -173,9 +180,9 @@ void ReduceFlow::clear() {
   finished_ = false;
 }
 
-void ReduceFlow::forget_losses() {
+void ReduceFlow::forget_residuals() {
   const std::lock_guard lock(mutex_);
-  reduction_->forget_losses();
+  reduction_->forget_residuals();
 }
 
 void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {

@@ -105,7 +105,7 @@ class ReduceFlow {
   /// Starts the next step. Gradients that were not used are dropped.
   void clear();
   /// Forgets the rounding errors of quantised sums. No reduction is under way.
-  void forget_losses();
+  void forget_residuals();
 
   /// Puts a full gradient (storage order, mean times the number of terms) in place of the reduced
   /// one. `parameter` counts as present on all ranks. Collective.

@@ -13,18 +13,18 @@ namespace zero::partition {
 
 /// The choice of the model states that are sharded over the ranks. A stage is this table and
 /// nothing else.
-struct Placement {
+struct Sharding {
   bool parameters = false;  ///< sharded from stage 3
   bool gradients = false;   ///< sharded from stage 2
   bool optimizer = false;   ///< sharded from stage 1
 };
 
-/// Returns the placement of ZeRO stage 0, 1, 2 or 3. Throws ConfigError for another.
-Placement placement_of_stage(int stage);
+/// Returns the sharding of ZeRO stage 0, 1, 2 or 3. Throws ConfigError for another.
+Sharding sharding_of_stage(int stage);
 
 /// Returns the elements of `unit` that `rank` updates: all of them if optimizer states are
 /// replicated, and its slice if they are sharded.
-Range owned_range(const Layout& layout, int64_t unit, Placement placement, int rank);
+Range owned_range(const Layout& layout, int64_t unit, Sharding sharding, int rank);
 
 /// Bytes per parameter of each state. Mixed precision with Adam: 2, 2 and 12 (fp32 master, m, v);
 /// fp32: 4, 4 and 8, since the parameter is its own master.
@@ -47,7 +47,7 @@ struct StateMemory {
 
 /// Returns the memory of section 5, Figure 1 and Table 1: stage 0 (2+2+K) Psi; 1 (2+2) Psi + K
 /// Psi/N; 2 2 Psi + (2+K) Psi/N; 3 (2+2+K) Psi/N.
-StateMemory state_memory(Placement placement, double parameters, double world_size,
+StateMemory state_memory(Sharding sharding, double parameters, double world_size,
                          StateBytes bytes = {});
 
 /// Bytes of one unit, or of units added up, over a layout: whole bytes, with padding.
@@ -61,11 +61,11 @@ struct LayoutMemory {
 
 /// Returns the bytes of one unit's states; `bytes` has those of an element, and zero for states
 /// that the unit does not have.
-LayoutMemory unit_memory(const Layout& layout, int64_t unit, Placement placement, StateBytes bytes);
+LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, StateBytes bytes);
 
 /// Table 2: returns the largest model, in parameters, whose states fit into `device_bytes` on each
 /// of `world_size` data-parallel ranks, times `model_parallel` (section 10.1 multiplies).
-double largest_model(Placement placement, double device_bytes, double world_size,
+double largest_model(Sharding sharding, double device_bytes, double world_size,
                      double model_parallel = 1, StateBytes bytes = {});
 
 /// Elements that one rank sends per step, section 7, with k micro-batches accumulated. Each is a
@@ -79,7 +79,7 @@ struct StepTraffic {
 /// Stages 0 and 1: Psi + Psi, at the accumulation boundary. Stage 2: k Psi + Psi. Stage 3, when
 /// every unit is gathered once for forward and once for backward: k Psi + 2k Psi. All times
 /// (N-1)/N.
-StepTraffic step_traffic(Placement placement, double parameters, double world_size,
+StepTraffic step_traffic(Sharding sharding, double parameters, double world_size,
                          int64_t micro_batches = 1);
 
 /// Returns the bytes that one rank sends when all of `bytes` (a full buffer) is gathered or
@@ -142,7 +142,7 @@ int64_t broadcast_link_bytes(const Cluster& cluster, int64_t numel, const Wire& 
 
 /// How a step uses the links.
 struct LinkPlan {
-  Placement placement{};
+  Sharding sharding{};
   /// States are sharded inside a host only, and the hosts are replicas of each other: PyTorch's
   /// HSDP, MiCS (2205.00119). Nothing is gathered between hosts.
   bool hybrid = false;
@@ -174,7 +174,7 @@ LinkTraffic link_traffic(const Cluster& cluster, int64_t numel, const LinkPlan& 
 // --- Device, host and disk ---
 
 /// Bytes that one device and its host exchange in a step.
-struct HostTraffic {
+struct OffloadTraffic {
   double down = 0;  ///< gradients to the host
   double up = 0;    ///< parameters to the device
   double total() const { return down + up; }
@@ -184,8 +184,8 @@ struct HostTraffic {
 /// bytes go down and parameters of 2 M bytes come back. That is 4 M, the least of all ways that
 /// keep fp32 states off the device. `parameters` are those that this rank updates. With k
 /// micro-batches the gradients of each go down, 2 k M, unless they are accumulated on the device.
-HostTraffic offload_traffic(double parameters, int64_t micro_batches = 1,
-                            bool accumulated_on_device = false, StateBytes bytes = {});
+OffloadTraffic offload_traffic(double parameters, int64_t micro_batches = 1,
+                               bool accumulated_on_device = false, StateBytes bytes = {});
 
 /// ZeRO-Offload, table 4: returns the bytes that an update of Adam reads and writes. It reads and
 /// writes fp32 master weights and moments (24 a parameter), reads the gradient, and writes the

@@ -32,7 +32,7 @@ class StateTier {
 class MemoryTier final : public StateTier {
  public:
   /// `tier` is device or host. `link` carries bytes between the two, and must outlive this.
-  MemoryTier(Tier tier, HostLink& link, int64_t units, int64_t arrays);
+  MemoryTier(Tier tier, DeviceLink& link, int64_t units, int64_t arrays);
 
   Tier tier() const override { return tier_; }
   at::Tensor read(int64_t unit, int64_t array, partition::Range entries) override {
@@ -48,7 +48,7 @@ class MemoryTier final : public StateTier {
 
  private:
   Tier tier_;
-  HostLink& link_;
+  DeviceLink& link_;
   std::vector<c10::SmallVector<at::Tensor, 5>> arrays_;
 };
 
