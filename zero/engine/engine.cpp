@@ -168,7 +168,7 @@ void Engine::accumulate(int64_t micro_batches,
     indices.push_back(*found);
   }
   run_pass(impl.plan, impl.memory, impl.flows, true, indices,
-           [&] { passes([&] { impl.flows.reduce().release(); }); });
+           [&] { passes([&] { impl.flows.reduce().reduce_held(); }); });
   impl.progress.pass_together(micro_batches);
 }
 

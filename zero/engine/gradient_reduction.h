@@ -90,7 +90,7 @@ class GradientReduction {
   void observe(ReductionObserver* observer) { observer_ = observer; }
 
   struct Pass {
-    /// Units are reduced by `release` and when the pass ends, and not before.
+    /// Units are reduced by `reduce_held` and when the pass ends, and not before.
     bool holds = false;
     /// Parameters whose units are reduced when the pass ends, and not before.
     const std::vector<int64_t>& shared;
@@ -109,7 +109,7 @@ class GradientReduction {
   /// The gradient of a parameter lies in the array; `first`: no other one lay there before.
   virtual void arrived(int64_t parameter, bool first) = 0;
   /// No more gradients come in this pass for the units whose gradients have all arrived.
-  virtual void release() {}
+  virtual void reduce_held() {}
   virtual void end_pass() = 0;
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;

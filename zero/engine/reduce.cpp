@@ -118,9 +118,9 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   reduction_->arrived(parameter, arrivals_.note_in_array(parameter));
 }
 
-void ReduceFlow::release() {
+void ReduceFlow::reduce_held() {
   const std::lock_guard lock(mutex_);
-  reduction_->release();
+  reduction_->reduce_held();
 }
 
 void ReduceFlow::end_backward() {

@@ -56,7 +56,7 @@ class ReduceFlow {
   /// Takes the gradient of a parameter: see GradientSink::arrive.
   void arrive(int64_t parameter, const at::Tensor& variable);
   /// Reduces the units whose gradients have all arrived: no more come for them in this pass.
-  void release();
+  void reduce_held();
   /// Reduces the units that the pass has left over.
   void end_backward();
   /// The pass has failed, so nobody needs its reductions.

@@ -94,7 +94,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     if (!holds_) reduce_ready();
   }
 
-  void release() override { reduce_ready(); }
+  void reduce_held() override { reduce_ready(); }
 
   void end_pass() override {
     while (const auto unit = context_.order.turn()) {
