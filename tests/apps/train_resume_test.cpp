@@ -187,6 +187,22 @@ TEST_F(TrainResume, TheRanksThatAreLeftKeepTheGlobalBatch) {
   }
 }
 
+// The micro-batches of the checkpoint, which the command line does not repeat, are those of two
+// ranks.
+TEST_F(TrainResume, TheRanksThatAreLeftKeepTheGlobalBatchOfAResumedRun) {
+  train_four_steps();
+  Program job({ZERO_PROGRAM, "launch", "-n", "2", "--max-restarts", "2", "--min-ranks", "1", "--",
+               ZERO_PROGRAM, "train", "--out", folder_.out(), "--resume", "--steps", "40",
+               "--micro-batch", "4"});
+  ASSERT_TRUE(folder_.wait_for_step(9));
+  kill(children_of(job.pid()).at(0), SIGKILL);
+  const auto outcome = job.wait();
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("512 tokens (ranks 2 x micro-batches 2 x sequences 4 x 32)"),
+                    HasSubstr("512 tokens (ranks 1 x micro-batches 4 x sequences 4 x 32)")));
+}
+
 TEST_F(TrainResume, AJobThatIsStartedAgainGoesOnWithItsOwnRunAndNoOther) {
   train_four_steps();
   const auto again = [&](const std::string& job, const std::vector<std::string>& more) {
@@ -227,6 +243,18 @@ TEST_F(TrainResume, AFullDiskCostsTheSavesAndNotTheRun) {
   EXPECT_THAT(outcome.err, HasSubstr("File too large"));
   EXPECT_EQ(folder_.losses(), folder_.losses("whole"));
   EXPECT_TRUE(folder_.weights() == weights);
+  // To start the job again would train all steps once more.
+  auto again = words;
+  again.emplace_back("--overwrite");
+  const auto restarted =
+      test::run(folder_.command(again), {{"SLURM_JOB_ID", "7"}, {"SLURM_RESTART_COUNT", "0"}});
+  EXPECT_EQ(restarted.status, 0) << restarted.err;
+  for (int64_t step = 1; step <= 6; ++step)
+    std::filesystem::remove_all(folder_.out() / fmt::format("checkpoint-{}", step));
+  const auto refused =
+      test::run(folder_.command(again), {{"SLURM_JOB_ID", "7"}, {"SLURM_RESTART_COUNT", "1"}});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("has trained to the end"));
 }
 
 TEST_F(TrainResume, KeepsTheBestCheckpoint) {

@@ -340,6 +340,23 @@ TEST(Launch, RestartsOnTheHostsThatComeBackAndTakesALateOneAtTheNext) {
   EXPECT_THAT(other.out, HasSubstr("[1] attempt 2 of 2"));
 }
 
+TEST(Launch, GoesOnWithFewerHostsOnlyIfItMay) {
+  const auto port = std::to_string(host_local_store(seconds(1)).port);
+  const auto node = [&](int k) {
+    return command(1, "echo attempt $TORCHELASTIC_RESTART_COUNT; sleep 1; exit 1",
+                   {"--max-restarts", "3", "--rejoin", "1", "--nnodes", "2", "--node-rank",
+                    std::to_string(k), "--master-addr", "127.0.0.1", "--master-port", port});
+  };
+  Program first(node(0));
+  auto second = std::make_unique<Program>(node(1));
+  ASSERT_TRUE(second->wait_for_output("attempt 0"));
+  second.reset();  // the host is lost
+  const auto outcome = first.wait(seconds(30));
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_EQ(count(outcome.out, "attempt 1"), 0) << outcome.out;
+  EXPECT_THAT(outcome.err, HasSubstr("--min-ranks"));
+}
+
 TEST(Launch, NamesTheSignalThatKilledARank) {
   const auto outcome = launch_script(2, "if [ $RANK = 1 ]; then kill -KILL $$; fi; exec sleep 100");
   EXPECT_EQ(outcome.status, 128 + SIGKILL);

@@ -313,6 +313,7 @@ TEST(EarlyReductions, AreRefusedWhereTheOthersWereOfAPassThatThrew) {
             }
             const auto message = message_of<Error>([&] { engine.step(); });
             EXPECT_THAT(message, testing::HasSubstr("thrown on some ranks"));
+            EXPECT_EQ(message_of<Error>([&] { engine.step(); }), message);
             engine.zero_grad();
           }
           engine.backward(model.loss(rank, step, true));

@@ -347,6 +347,15 @@ std::vector<LaunchedJob> launched_jobs(const Lookup& variable) {
     auto name = variable(kJobVariable).value_or("");
     const auto run = variable("TORCHELASTIC_RUN_ID").value_or("none");
     if (name.empty() && run != "none") name = "torchrun " + run;
+    if (name.empty() && variable("GROUP_WORLD_SIZE").value_or("1") != "1") {
+      // All agents and attempts have this in common.
+      name = fmt::format("torchrun at {}:{}", variable("MASTER_ADDR").value_or(""),
+                         variable("MASTER_PORT").value_or(""));
+    }
+    if (const auto file = variable("TORCHELASTIC_ERROR_FILE"); name.empty() && file) {
+      // The agent makes one folder for all attempts.
+      name = "torchrun in " + file->substr(0, file->find("/attempt_"));
+    }
     if (name.empty()) {
       const auto self = Process::self();
       name = fmt::format("process {} of {} since {}", getppid(), self.machine,

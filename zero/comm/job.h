@@ -72,8 +72,9 @@ struct LaunchedJob {
 };
 /// Returns the jobs that this process belongs to: that of `zero launch` or torchrun, and that of
 /// Slurm, which starts a job anew after a requeue (SLURM_RESTART_COUNT). A job of torchrun has the
-/// name of its rendezvous; without one, that of the agent on this host. Of several torchrun agents
-/// some may not know of a restart.
+/// id of its rendezvous as its name. Without an id it is the agent's on one host, and on several
+/// hosts the address at which the ranks meet, which a later job may have too. Of several torchrun
+/// agents some may not know of a restart.
 std::vector<LaunchedJob> launched_jobs(const Lookup& variable = environment_variable);
 
 /// Returns the value of ZERO_TRANSPORT, which carries bytes between hosts: "gloo" (also if it is

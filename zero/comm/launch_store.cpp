@@ -137,13 +137,15 @@ void LaunchStore::name_nodes(int attempt, const std::function<bool()>& pause) {
   } while (static_cast<int>(nodes.size()) < options_.nnodes && Clock::now() < deadline &&
            !has(kRefused) && pause());
   const int ranks = static_cast<int>(nodes.size()) * options_.nproc;
-  if (ranks < options_.min_ranks) {
+  const int all = options_.nnodes * options_.nproc;
+  if (ranks < (options_.min_ranks > 0 ? options_.min_ranks : all)) {
     refuse();
     throw CommError(fmt::format(
-        "After the failure node{} {} came back within {}: {} ranks, and --min-ranks is {}.",
+        "After the failure node{} {} came back within {}: {} ranks, and {} are needed. Give "
+        "--rejoin more time, or go on with fewer ranks by --min-ranks.",
         nodes.size() == 1 ? "" : "s", fmt::join(nodes, ", "),
         seconds(std::chrono::duration_cast<std::chrono::milliseconds>(options_.rejoin)), ranks,
-        options_.min_ranks));
+        options_.min_ranks > 0 ? options_.min_ranks : all));
   }
   store_->set(key(attempt, "nodes"), fmt::format("{}", fmt::join(nodes, " ")));
 }

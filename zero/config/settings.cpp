@@ -330,6 +330,11 @@ void check_best(const ProgramSettings& program) {
   if (!program.keep_best) return;
   const auto saves = program.save_every.value_or(0);
   const auto validates = program.eval_every.value_or(0);
+  if (program.eval_tokens == 0) {
+    throw ConfigError(
+        "train.keep_best is true and train.eval_tokens is 0: there is no validation to choose by. "
+        "Set --eval-tokens, or leave --keep-best out.");
+  }
   if (saves > 0 && validates > 0 && saves % validates == 0) return;
   throw ConfigError(
       fmt::format("train.keep_best is true, train.save_every is {} and train.eval_every is {}: a "

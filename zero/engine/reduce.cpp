@@ -139,9 +139,13 @@ void ReduceFlow::finish() {
   const std::lock_guard lock(mutex_);
   if (finished_) return;
   const at::NoGradGuard no_grad;
-  const auto agreed = presence_.agree(placement_, order_, reduction_->report());
-  if (agreed.dropped_by_some) {
-    reduction_->join_begun();
+  GradientPresence::Agreement agreed;
+  if (!dropped_by_some_) {
+    agreed = presence_.agree(placement_, order_, reduction_->report());
+    if (agreed.dropped_by_some) reduction_->join_begun();
+    dropped_by_some_ = agreed.dropped_by_some;
+  }
+  if (dropped_by_some_) {
     throw Error(
         "Engine::step after a pass that has thrown on some ranks: the other ranks have already "
         "added the gradients of that pass to their own. Call Engine::zero_grad on all ranks, and "
@@ -178,6 +182,7 @@ void ReduceFlow::clear() {
   presence_.clear(finished_);
   brought_ = Brought::nothing;
   finished_ = false;
+  dropped_by_some_ = false;
 }
 
 void ReduceFlow::forget_residuals() {

@@ -131,6 +131,7 @@ class ReduceFlow {
   BucketPool pool_;
   enum class Brought : uint8_t { nothing, foreign, gradients };
   Brought brought_ = Brought::nothing;  // by the passes since the last step
+  bool dropped_by_some_ = false;        ///< a pass of this step has thrown on some ranks only
   bool finished_ = false;               // sums are complete, and no gradient has come since
   std::mutex mutex_;                    // autograd may run hooks on threads of its own
   std::unique_ptr<GradientReduction> reduction_;  // uses all of the above

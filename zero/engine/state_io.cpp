@@ -133,6 +133,8 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
           group.ledger(), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>());
     });
   });
+  // The thread reads on another stream than the one that has written.
+  wait_for_device(group.device());
   // No rank keeps a save that another one could not begin.
   std::unique_ptr<BackgroundSave> saving;
   comm::agree<CheckpointError>(group, kLabel, [&] {

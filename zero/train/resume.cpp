@@ -213,9 +213,10 @@ Progress progress_at(const RunFolder& folder, int64_t step) {
   return reading(path, [&] { return progress_of(record, step); });
 }
 
-std::optional<int64_t> best_checkpoint(const RunFolder& folder) {
+std::optional<int64_t> best_checkpoint(const RunFolder& folder, int64_t most) {
   std::optional<std::pair<double, int64_t>> best;
   for (const int64_t step : folder.checkpoints()) {
+    if (step > most) continue;
     try {
       const auto loss = progress_at(folder, step).validation;
       if (loss && (!best || *loss < best->first)) best = {*loss, step};
@@ -230,11 +231,15 @@ bool names_checkpoint(const Options& options) {
   return !options.resume_from.empty() && options.resume_from != "auto";
 }
 
+bool is_started_again(const RunFolder& folder, const std::vector<comm::LaunchedJob>& jobs) {
+  const auto own = folder.jobs();
+  return std::ranges::any_of(
+      jobs, [&](const auto& job) { return job.restarted && own.contains(job.name); });
+}
+
 Options with_auto_resume(Options options, const std::vector<comm::LaunchedJob>& jobs) {
   const RunFolder folder(options.out);
-  const auto own = folder.jobs();
-  const bool restarted = std::ranges::any_of(
-      jobs, [&](const auto& job) { return job.restarted && own.contains(job.name); });
+  const bool restarted = is_started_again(folder, jobs);
   const bool automatic = options.resume && options.resume_from == "auto";
   if (!automatic && !restarted) return options;
   if (folder.last_checkpoint()) {
@@ -249,6 +254,12 @@ Options with_auto_resume(Options options, const std::vector<comm::LaunchedJob>& 
   }
   std::error_code ignored;
   const bool ended = std::filesystem::exists(folder.model(), ignored);
+  if (restarted && ended) {
+    throw ConfigError(fmt::format(
+        "An earlier attempt of this job has trained to the end, and its weights are in {}; only "
+        "its last checkpoint is missing. To train again, start another job with --overwrite.",
+        folder.model().string()));
+  }
   options.overwrite = options.overwrite || (!continues(options) && !ended);
   return options;
 }

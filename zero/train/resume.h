@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -65,7 +66,9 @@ Progress progress_at(const RunFolder& folder, int64_t step);
 
 /// Returns the step of the checkpoint with the lowest validation loss; of equal ones, the first;
 /// none if no checkpoint has one. A checkpoint whose record cannot be read does not count.
-std::optional<int64_t> best_checkpoint(const RunFolder& folder);
+/// Steps beyond `most` do not count.
+std::optional<int64_t> best_checkpoint(const RunFolder& folder,
+                                       int64_t most = std::numeric_limits<int64_t>::max());
 
 /// A checkpoint that a run goes on from.
 struct Source {
@@ -78,10 +81,13 @@ struct Source {
 
 /// Returns whether these options name one checkpoint, so that no other may be taken.
 bool names_checkpoint(const Options& options);
+/// Returns whether a launcher says that it has started one of `jobs` before, and the run in this
+/// folder is that job's.
+bool is_started_again(const RunFolder& folder, const std::vector<comm::LaunchedJob>& jobs);
 /// Returns the options as they act in this folder. `auto` means to resume where there is a
-/// checkpoint and else to begin, in place of an earlier attempt that came to none. If a launcher
-/// says that it has started one of `jobs` before, and the run in this folder is that job's, the
-/// run's checkpoints come before all that the options say.
+/// checkpoint and else to begin, in place of an earlier attempt that came to none. The checkpoints
+/// of a run that is started again come before all that the options say. Throws ConfigError if such
+/// a run is complete and has no checkpoint.
 Options with_auto_resume(Options options, const std::vector<comm::LaunchedJob>& jobs);
 /// Returns whether the checkpoint that is resumed lies in the run's own folder: then its log and
 /// monitors go on too.

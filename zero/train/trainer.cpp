@@ -105,19 +105,25 @@ int Trainer::train() {
     run_.reports.tell([&](Monitor& monitor) { monitor.step(step); });
     if (has_profile) measuring_.write_profile();
     if (step.rewound) {
+      validation_.reset();
       comm::agree_on_rank_zero(*run_.group, "Going back", [&] { run_.folder.cut_log(step_); });
       run_.reports.tell([&](Monitor& monitor) { monitor.rewound(*step.rewound); });
       continue;
     }
+    const auto is_last = [&] { return step_ == options.steps || stop_signal_ != 0; };
+    const auto saves = [&] {
+      return options.save_every && (is_last() || step_ % *options.save_every == 0);
+    };
     if (options.eval_every && step_ % *options.eval_every == 0 &&
-        (step_ < options.steps || options.keep_best))
+        (step_ < options.steps || options.keep_best)) {
+      // The validation is of the weights that are saved.
+      if (options.keep_best && saves()) measuring_.traffic().complete_update();
       report_validation();
-    const bool last = step_ == options.steps || stop_signal_ != 0;
+    }
     if (save_over_) try_save([&] { end_save(); });
-    if (!options.save_every) continue;
-    if (!last && step_ % *options.save_every != 0) continue;
+    if (!saves()) continue;
     try_save([&] { end_save(); });  // one that has failed costs no other
-    if (last) {
+    if (is_last()) {
       try {
         save_checkpoint();
       } catch (const CheckpointError&) {  // thrown on every rank
@@ -345,7 +351,7 @@ void Trainer::end_save() {
       const auto old_enough = run_.folder.last_checkpoint(step_ + 1 - *spikes);
       oldest = std::min(oldest, old_enough.value_or(0));
     }
-    const auto best = options.keep_best ? best_checkpoint(run_.folder) : std::nullopt;
+    const auto best = options.keep_best ? best_checkpoint(run_.folder, report.step) : std::nullopt;
     run_.folder.keep_checkpoints([&](int64_t step) {
       const bool every = options.keep_every && step % *options.keep_every == 0;
       return step <= report.step && (step >= oldest || every || step == best);
@@ -364,9 +370,8 @@ void Trainer::try_save(const Save& save) {
     const SaveReport report{
         .step = step,
         .path = run_.folder.checkpoint(step),
-        .failure = fmt::format("There is no checkpoint of step {}: {} Earlier ones stay, and the "
-                               "run goes on.",
-                               step, error.what())};
+        .failure = fmt::format("There is no checkpoint of step {}: {} Earlier ones stay.", step,
+                               error.what())};
     run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
   }
 }
