@@ -107,8 +107,8 @@ class File {
   /// the other way round. Several threads may start transfers. Throws StoreError if an earlier
   /// write was lost. `unit` is the unit that a timeline shows for the transfer.
   Transfer read(int64_t offset, void* to, int64_t bytes, Checks checks = Checks::here,
-                /// Starts to write `bytes` bytes from `from` at `offset`; otherwise as `read`.
                 int64_t unit = -1);
+  /// Starts to write `bytes` bytes from `from` at `offset`; everything else is as in `read`.
   Transfer write(int64_t offset, const void* from, int64_t bytes, Checks checks = Checks::here,
                  int64_t unit = -1);
   /// These are for Checks::by_caller; they are called with a page or more that is in a cache.
