@@ -31,8 +31,8 @@ struct HostMemory {
       0;  ///< requests that needed new memory of the operating system; constant in a steady state
 };
 
-/// The allocator. Thread-safe. There is one, which is never destroyed, since tensors may outlive
-/// everything else.
+/// The allocator. Thread-safe. There is one object, which is never destroyed, since tensors may
+/// outlive everything else.
 class HostAllocator final : public c10::Allocator {
  public:
   static HostAllocator& instance();

@@ -14,7 +14,7 @@
 
 namespace zero {
 
-/// The range. It is not thread-safe.
+/// A range with its blocks and holes. It is not thread-safe.
 class RangeHeap {
  public:
   /// Makes an empty range.

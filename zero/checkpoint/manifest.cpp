@@ -253,7 +253,7 @@ Manifest read_manifest(const fs::path& folder) {
   const auto body = checked(text, path);
   try {
     const auto whole = std::string(body) + "}";
-    (void)parse_json(whole);  // it is strict
+    (void)parse_json(whole);  // parse_json is strict
     const auto json = Json::parse(whole);
     const auto version = json.value("version", int64_t{0});
     if (json.value("format", "") != Manifest::kFormat || version != Manifest::kVersion) {

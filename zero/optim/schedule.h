@@ -68,9 +68,9 @@ struct DeepSpeedWarmupDecay {
   bool operator==(const DeepSpeedWarmupDecay&) const = default;
 };
 
-/// WarmupCosineLR: `lr` times a ratio, which is 0 for the first update, then grows from
-/// `warmup_min_ratio` to 1 as DeepSpeedWarmup's gamma does, then falls along half a cosine to
-/// `cos_min_ratio` at k = total_steps - 1.
+/// WarmupCosineLR: the rate is `lr` times a ratio. The ratio is 0 for the first update. Then it
+/// grows from `warmup_min_ratio` to 1 as DeepSpeedWarmup's gamma does, and falls along half a
+/// cosine to `cos_min_ratio` at k = total_steps - 1.
 struct DeepSpeedWarmupCosine {
   std::optional<double> lr{};
   double warmup_min_ratio = 0.0;

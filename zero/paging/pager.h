@@ -271,8 +271,8 @@ class Pager {
   std::vector<std::unique_ptr<Plan>> plans_;  // the known steps' plans, the last one first
   const Plan* following_ = nullptr;           // one of `plans_`
   size_t next_gather_ = 0;                    // index into following_->gathers
-  size_t next_expected_ = 0;                  // the same for the first gather that the source does
-                                              // not know
+  size_t next_expected_ = 0;                  // index of the first gather that the source
+                                              // does not know
   PagerCounts counts_;
 };
 

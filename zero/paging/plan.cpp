@@ -49,7 +49,7 @@ class Choice {
   int64_t bound() const { return bound_; }
 
  private:
-  // The intervals that take room, ordered by where they end.
+  // The intervals that take room, in the order of their ends.
   using Active = std::set<std::pair<size_t, size_t>>;  // (last, index)
 
   int64_t given_up(const std::vector<uint8_t>& keep) const {

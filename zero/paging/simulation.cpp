@@ -312,7 +312,8 @@ PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds, doub
   auto sizes = schedule.unit_bytes();
   std::ranges::sort(sizes);
   if (!sizes.empty()) {
-    // Takes one unit more each time, then half as many again: a single unit matters less and less.
+    // Each distance has one unit more than the one before, and later half as many more, since a
+    // single unit matters less and less.
     for (const int64_t size : {sizes[sizes.size() / 2], sizes.back()}) {
       for (int64_t units = 1; size > 0 && units * size < most;
            units += std::max<int64_t>(1, units / 2))

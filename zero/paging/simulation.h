@@ -82,7 +82,7 @@ struct UnitCosts {
   int64_t gather_read = 0;       ///< bytes of its slice from the disk, for each gather
   int64_t reduce = 0;            ///< bytes over the link, for each reduction
   int64_t reduce_down = 0;       ///< bytes of the sum to the host, for a step's first reduction
-  int64_t reduce_down_next = 0;  ///< the same, for each further reduction
+  int64_t reduce_down_next = 0;  ///< the same for each further reduction
   int64_t reduce_write = 0;      ///< bytes of the sum to the disk, for each reduction
   int64_t reduce_read = 0;       ///< bytes of the sum from the disk, for each further reduction
   int64_t reduce_at_end = 0;     ///< bytes over the link, when all passes have ended
@@ -155,7 +155,8 @@ struct SimulatedStep {
   std::array<double, kResources> busy{};
   /// Note [Exposed time]; 0 for `compute`. seconds == busy[compute] + the sum of `exposed`.
   std::array<double, kResources> exposed{};
-  /// The bytes that the resource moves; for `compute` and `host` those that updates pass over.
+  /// The bytes that the resource moves; for `compute` and `host`, the bytes that updates pass
+  /// over.
   std::array<int64_t, kResources> bytes{};
   /// The most bytes of gathered units.
   int64_t live_bytes = 0;

@@ -1,5 +1,5 @@
-// A file of states on disk: reserved in full, read and written asynchronously in blocks, past the
-// page cache where the file system can; on one disk, or striped over several.
+// A file of states, on one disk or striped over several. Its space is reserved in full. It is read
+// and written asynchronously in blocks, past the page cache if the file system can do that.
 //
 // Note [Direct transfers]
 // States are read once and written once a step: the page cache would only copy them, and take the

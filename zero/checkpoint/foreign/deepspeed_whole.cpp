@@ -287,7 +287,7 @@ void view_universal(const fs::path& folder, const DeepspeedModel& model, Checkpo
           throw CheckpointError(fmt::format("'{}' holds a tensor of another shape than [{}]",
                                             entry.path().string(),
                                             fmt::join(parameter.shape, ",")));
-        tensor->sizes = parameter.shape;  // it is flat at stage 3
+        tensor->sizes = parameter.shape;  // the file's tensor is flat at stage 3
         tensor->strides = row_major(parameter.shape);
       }
       if (state != "fp32") names.insert(state);
