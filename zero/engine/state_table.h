@@ -1,7 +1,7 @@
 // The table holds each state of each unit, on the tier that the configuration gives it.
 //
 // Note [The table]
-// A row is a unit, a column a state (unit_plan.h). A cell is an array of the elements that this
+// A row is a unit, a column a state (State in form.h). A cell is an array of the elements that this
 // rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to the
 // place where operators read them (gather.h), reduce brings gradients to the cells that the update
 // reads (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They

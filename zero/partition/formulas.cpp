@@ -42,8 +42,8 @@ LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, 
                       held(sharding.optimizer, bytes.optimizer) +
                           held(sharding.optimizer, bytes.scales) / kAlignment,
                       0};
-  // A slice's share of the content is not a whole number on every rank; padding is counted against
-  // content / N, rounded down.
+  // A slice's share of the content is not the same whole number on every rank. So padding is
+  // counted against content / N, rounded down.
   const auto content = [&](bool sharded, int64_t width) {
     return width * u.content / (sharded ? layout.world_size() : 1);
   };
@@ -73,8 +73,8 @@ int64_t share_sent(int64_t bytes, int64_t world_size) {
 
 int64_t Wire::bytes(int64_t numel) const {
   const auto part = [&](int64_t elements) { return (numel + elements - 1) / elements; };
-  // A message has a base for each 128 elements, codes of 4 bits, the other bits of each element,
-  // and room for every 64th exponent.
+  // A message has a base for each 128 elements, a code of 4 bits for each element, the other bits
+  // of each element, and room for every 64th exponent.
   if (packed) return part(128) + part(2) + numel * (bits - 8) / 8 + part(64);
   constexpr int64_t kScaleBytes = 4;
   const int64_t scales = block == 0 ? 0 : (numel + block - 1) / block * kScaleBytes;

@@ -14,7 +14,7 @@ void DeviceLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, 
   if (is_asynchronous(device_) && (to_tier == Tier::device || from_tier == Tier::device)) {
     enqueue(to, to_tier, from, from_tier, bytes, done);
   } else {
-    // From here on a second thread is worth its start.
+    // Copies of this many bytes and more are worth a second thread.
     constexpr int64_t kGrain = 1 << 20;
     parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
       std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,

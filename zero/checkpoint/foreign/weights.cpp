@@ -1,4 +1,5 @@
-// Files of weights alone as views: safetensors and torch.save, one file or several with an index.
+// Reads files of weights alone as views: files of safetensors or torch.save, one or several with an
+// index.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ bool is_torch_file(const fs::path& path) {
   return extension == ".pt" || extension == ".bin" || extension == ".pth" || extension == ".ckpt";
 }
 
-// Programs keep the weights among other things under one of these keys.
+// Returns the value with the weights: programs keep them among other things under one of these
+// keys.
 const Value& weights_within(const Value& root, std::vector<std::string>& left_out) {
   for (const auto* key : {"state_dict", "model_state_dict", "model", "module"}) {
     const auto* found = root.find(key);
@@ -111,7 +113,7 @@ CheckpointView view_weights(const fs::path& path) {
     }
     std::sort(files.begin(), files.end());
     std::sort(indices.begin(), indices.end());
-    if (!indices.empty()) {  // of several, that of safetensors
+    if (!indices.empty()) {  // if there are several, the index of safetensors
       add_indexed(indices.back(), view, tensors, ties);
     } else {
       for (const auto& file : files) add_file(file, view, tensors);
@@ -123,7 +125,7 @@ CheckpointView view_weights(const fs::path& path) {
           ".bin or .pt files.",
           path.string()));
   }
-  // Replicas of DistributedDataParallel have names that begin with "module.".
+  // Names of a model in DistributedDataParallel begin with "module.".
   const std::string wrapper = "module.";
   const bool wrapped = !tensors.empty() && std::ranges::all_of(tensors, [&](const auto& each) {
     return each.first.starts_with(wrapper);
@@ -134,7 +136,7 @@ CheckpointView view_weights(const fs::path& path) {
     if (!names.insert(name).second)
       throw CheckpointError(
           fmt::format("'{}' holds two tensors that are named '{}'.", path.string(), excerpt(name)));
-    // Files do not say which tensors of fractions are buffers; the engine finds them.
+    // Files do not say which floating-point tensors are buffers; the engine finds them.
     if (!at::isFloatingType(tensor.dtype)) {
       view.buffers[name] = std::move(tensor);
       continue;
