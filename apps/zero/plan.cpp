@@ -14,6 +14,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/models/architectures.h"
+#include "zero/planner/goodput.h"
 #include "zero/planner/papers.h"
 #include "zero/planner/planner.h"
 
@@ -53,6 +54,9 @@ struct Options {
   std::string nvme_path = "/local_nvme";
   int64_t most_micro_batch = 64;
   int64_t rows = 8;
+  double mtbf = 0;
+  double checkpoint = 60;
+  double restart = 300;
   bool devices = false;
   bool papers = false;
   benchmarks::JsonFile json;
@@ -64,7 +68,9 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
                     "A name, as gpt2, gpt2-xl or llama-nano, or a Hugging Face config.json");
   parser.add_option("--batch", o.batch, "Sequences of a step, over all ranks")->check(positive());
   parser.add_option("--seq", o.seq, "Tokens of a sequence")->check(positive());
-  parser.add_option("--dtype", o.dtype, "fp32, or bf16 with fp32 master weights")
+  parser
+      .add_option("--dtype", o.dtype,
+                  "fp32, or bf16 with fp32 master weights; fp16 where a device has no bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   parser.add_option("--device", o.device, "A device; --devices lists them");
   parser.add_option("--hardware", o.hardware, "A JSON file that describes the machines instead")
@@ -91,6 +97,14 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   parser.add_option("--out", o.out, "File for the best candidate's configuration")
       ->type_name("FILE");
   parser.add_option("--nvme-path", o.nvme_path, "The folder for states on disk in that file");
+  parser
+      .add_option("--mtbf", o.mtbf,
+                  "Hours between failures of one device: says how often to save; 0: does not")
+      ->check(not_negative());
+  parser.add_option("--checkpoint", o.checkpoint, "Seconds that a checkpoint stops training")
+      ->check(positive());
+  parser.add_option("--restart", o.restart, "Seconds from a failure until training goes on")
+      ->check(not_negative());
   parser.add_flag("--devices", o.devices, "List the devices, with the sources of their figures");
   parser.add_flag("--papers", o.papers, "Print the tables of papers beside what is predicted");
   o.json.add_to(parser);
@@ -287,13 +301,26 @@ int run(const Arguments& arguments) {
   const auto& cluster = question.cluster;
   const auto answer = plan::plan(question);
   fmt::print("{} in {}, {:.1f} M parameters; {} sequences of {} tokens; {} {} on {} host{}\n",
-             o.model, o.dtype, static_cast<double>(answer.parameters) * 1e-6, o.batch, o.seq,
-             cluster.ranks(), cluster.device.name, cluster.hosts, cluster.hosts == 1 ? "" : "s");
+             o.model, question.bf16 && !cluster.device.bf16 ? "fp16" : o.dtype,
+             static_cast<double>(answer.parameters) * 1e-6, o.batch, o.seq, cluster.ranks(),
+             cluster.device.name, cluster.hosts, cluster.hosts == 1 ? "" : "s");
   print_table(answer.candidates, static_cast<size_t>(o.rows));
   if (answer.best().fits()) print_memory(answer.best());
   fmt::print("\n{}\n{}\n", answer.zero_or_not, answer.binds);
   for (const auto& sentence : {answer.helps, answer.largest_model, answer.fewest_devices}) {
     if (!sentence.empty()) fmt::print("{}\n", sentence);
+  }
+  if (o.mtbf > 0) {
+    const plan::Failures failures{.between = o.mtbf * 3600,
+                                  .devices = cluster.ranks(),
+                                  .checkpoint = o.checkpoint,
+                                  .restart = o.restart};
+    const double interval = plan::best_interval(failures);
+    fmt::print(
+        "A failure comes every {:.3g} hours: save after each {:.3g} minutes of training, and "
+        "{:.1f} % "
+        "of the time is training.\n",
+        failures.of_job() / 3600, interval / 60, 100 * plan::goodput(failures, interval));
   }
   for (const auto& bound : answer.bounds) {
     fmt::print("The memory of {} in {} is not exact: {}{}.\n", bound.name,

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -50,12 +51,6 @@ Tracer mostly_frozen(const LanguageModelConfig& model, int64_t sequence) {
   };
 }
 
-struct Case {
-  const char* name;
-  const char* expected;  // how the sentence begins
-  Answer answer;
-};
-
 void expect(const char* name, const std::string& begins, const Answer& answer) {
   printf("%-22s %s\n", name, answer.zero_or_not.c_str());
   EXPECT_TRUE(answer.zero_or_not.starts_with(begins)) << name << ": " << answer.zero_or_not;
@@ -67,7 +62,7 @@ TEST(Planner, KnowsWhetherZeroIsNeeded) {
   };
   const auto small = gpt2(12, 768);
   const auto xl = gpt2(48, 1600);
-  const auto seven = gpt2(32, 4096);
+  const auto seven = gpt2(16, 6144);  // few layers: traces are short
   expect("small model", "ZeRO is not needed", plan(ask(small, h100(1, 8), 32).question));
   expect("one device", "ZeRO is not needed", plan(ask(small, h100(1, 1), 4).question));
   expect("one device, large", "One device has nobody", plan(ask(seven, h100(1, 1), 4).question));
@@ -80,20 +75,29 @@ TEST(Planner, KnowsWhetherZeroIsNeeded) {
   auto adapter = ask(seven, h100(1, 8), 32);
   adapter.question.trace = mostly_frozen(*adapter.model, 1024);
   expect("LoRA", "ZeRO is not needed", plan(adapter.question));
-  auto long_sequence = ask(gpt2(32, 2048, 65536), h100(1, 8), 8, 65536);
+  auto long_sequence = ask(gpt2(24, 2048, 65536), h100(1, 8), 8, 65536);
   long_sequence.question.recomputes = false;
   const auto of_long_sequence = plan(long_sequence.question);
   expect("long sequence", "Nothing fits", of_long_sequence);
-  auto little_host = ask(gpt2(48, 8192), h100(1, 1), 4);
+  EXPECT_NE(of_long_sequence.zero_or_not.find("activations"), std::string::npos);
+  auto little_host = ask(gpt2(12, 12288), h100(1, 1), 4);
   little_host.question.cluster.host_memory = 64e9;
   const auto no_host = plan(little_host.question);
   expect("too little host memory", "Nothing fits", no_host);
-  EXPECT_GT(no_host.best().host_lacks, 0);
+  EXPECT_NE(no_host.zero_or_not.find("of memory"), std::string::npos);
+  EXPECT_TRUE(std::ranges::any_of(no_host.candidates, [](const Candidate& c) {
+    return c.device_lacks == 0 && c.host_lacks > 0;
+  }));
   // Half of the layers pruned from a model that needs ZeRO.
   const auto v100 = cluster_of(device_named("V100"), 1, 8);
-  expect("before pruning", "ZeRO is needed", plan(ask(gpt2(64, 1920), v100, 16).question));
-  expect("after pruning", "ZeRO", plan(ask(gpt2(16, 1920), v100, 16).question));
-  expect("XL on an H100 each", "ZeRO", plan(ask(xl, h100(1, 8), 32).question));
+  expect("before pruning", "ZeRO is needed", plan(ask(gpt2(32, 2560), v100, 16).question));
+  expect("after pruning", "ZeRO is not needed", plan(ask(gpt2(8, 2560), v100, 16).question));
+  auto tuned = ask(xl, cluster_of(device_named("RTX 4090"), 1, 1), 4);
+  tuned.question.trace = mostly_frozen(*tuned.model, 1024);
+  expect("frequent tuning", "ZeRO is not needed", plan(tuned.question));
+  const auto quick = plan(ask(small, h100(8, 8), 64).question);
+  expect("low latency", "ZeRO is not needed", quick);
+  EXPECT_LT(quick.best().mfu, 0.5);  // a sequence a device is too little work beside its messages
 }
 
 TEST(Planner, APlanFitsAndItsConfigurationIsRead) {
@@ -123,16 +127,16 @@ TEST(Planner, APlanFitsAndItsConfigurationIsRead) {
 TEST(Planner, ScalesToThousandsOfRanks) {
   const auto asked = ask(gpt2(24, 2048), cluster_of(device_named("H100"), 1, 8), 32);
   const auto begin = std::chrono::steady_clock::now();
-  const auto points = scale(asked.question, 512, 4096);
+  const auto points = scale(asked.question, 1024, 4096);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  ASSERT_EQ(points.size(), 4U);
+  ASSERT_EQ(points.size(), 3U);
   EXPECT_EQ(points.back().ranks, 4096);
   for (const auto& point : points) {
     EXPECT_TRUE(point.fits);
     EXPECT_GT(point.efficiency, 0.3);
     EXPECT_LT(point.efficiency, 1.01);
   }
-  printf("four clusters in %.2f s\n", seconds.count());
+  printf("three clusters in %.2f s\n", seconds.count());
 }
 
 TEST(Planner, RefusesWhatMakesNoSense) {

@@ -45,9 +45,11 @@ const std::vector<Device>& devices() {
        .per_host = 16,
        .network = 100 * kG,
        .products = 0.52,
-       .source = "NVIDIA's data sheet; a DGX-2 of 16 with 8 EDR cards; PCIe with all 16 busy: "
-                 "DeepSpeed's SC21 slides 8 and 9; products: fitted on ZeRO's and ZeRO-Infinity's "
-                 "tables"},
+       .bf16 = false,
+       .source =
+           "NVIDIA's data sheet (fp16); a DGX-2 of 16 with 8 EDR cards; PCIe with all 16 busy: "
+           "DeepSpeed's SC21 slides 8 and 9; products: fitted on ZeRO's and ZeRO-Infinity's "
+           "tables"},
       {.name = "A100",
        .flops = 312 * kT,
        .flops_fp32 = 156 * kT,

@@ -34,6 +34,7 @@ struct Device {
   double network = 0;     ///< of a usual host, to other hosts
   double products = 0.7;  ///< Note [Efficiency]
   double streams = 0.8;
+  bool bf16 = true;    ///< else 16 bits are fp16
   bool cpu = false;    ///< the host's memory is the device's
   std::string source;  ///< where the figures come from
 };

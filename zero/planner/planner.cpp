@@ -47,7 +47,8 @@ std::vector<Way> ways(const Question& question) {
       if (place == nvme && !disk) continue;
       if (place == cpu && cluster.device.cpu) continue;
       for (const bool eight_bit : {false, true}) {
-        if (eight_bit && !std::holds_alternative<AdamW>(question.optimizer)) continue;
+        if (eight_bit && (place != none || !std::holds_alternative<AdamW>(question.optimizer)))
+          continue;
         all.push_back({.stage = stage, .optimizer = place, .eight_bit = eight_bit});
       }
     }
@@ -66,7 +67,8 @@ Config config_of(const Question& question, const Way& way, int64_t accumulation)
   const auto& cluster = question.cluster;
   Config config;
   config.stage = way.stage;
-  config.bf16 = question.bf16;
+  config.bf16 = question.bf16 && cluster.device.bf16;
+  config.fp16 = question.bf16 && !cluster.device.bf16;
   config.gradient_accumulation_steps = accumulation;
   config.optimizer = question.optimizer;
   config.offload_optimizer.device = way.optimizer;
@@ -84,6 +86,13 @@ partition::RankGrid grid_of(const Config& config, const Cluster& cluster) {
   return {.hosts = cluster.hosts,
           .ranks_a_host = cluster.per_host,
           .shards = config.mics_shard_size > 0 ? config.mics_shard_size : cluster.ranks()};
+}
+
+// Returns whether it is plain data parallelism.
+bool plain(const Candidate& c) {
+  return c.config.stage == 0 && c.config.offload_optimizer.device == OffloadDevice::none &&
+         c.config.offload_param.device == OffloadDevice::none &&
+         c.config.optimizer_states == optim::StateFormat::fp32;
 }
 
 /// Traces, each made once.
@@ -120,7 +129,7 @@ void judge(Candidate& candidate, const Cluster& cluster) {
 
 void measure(Candidate& candidate, const Question& question, const Trace& trace, double flops) {
   const auto& cluster = question.cluster;
-  candidate.time = simulate(trace, candidate.config, cluster);
+  candidate.time = simulate(trace, candidate.config, cluster, /*split=*/false);
   const auto tokens = static_cast<double>(question.global_batch * question.sequence);
   candidate.tokens_per_second = tokens / candidate.time.seconds;
   const double peak = question.bf16 ? cluster.device.flops : cluster.device.flops_fp32;
@@ -146,7 +155,7 @@ std::vector<int64_t> micro_batches(const Question& question) {
 
 /// All candidates of a question with their memory; times follow.
 struct Table {
-  explicit Table(const Question& question) : question(question), traces(question) {}
+  Table(const Question& question, Traces& traces) : question(question), traces(traces) {}
 
   void fill() {
     const auto sizes = micro_batches(question);
@@ -209,23 +218,44 @@ struct Table {
       return a.fits() ? a.tokens_per_second > b.tokens_per_second : lacks(a) < lacks(b);
     });
     if (all.empty() || !all.front().fits()) return;
-    const double fast = 0.98 * all.front().tokens_per_second;
-    const auto slower = std::ranges::find_if(
-        all, [&](const Candidate& c) { return !c.fits() || c.tokens_per_second < fast; });
-    const auto key = [](const Candidate& c) {
-      return std::tuple(c.config.optimizer_states != optim::StateFormat::fp32,
-                        c.config.quantised.any(), c.config.stage, c.recompute,
-                        c.config.hpz_partition_size > 1 || c.config.mics_shard_size > 0,
+    // Fewer bits change results, which a tenth of the time is worth.
+    const double most = all.front().tokens_per_second;
+    const auto rounds = [](const Candidate& c) {
+      return c.config.optimizer_states != optim::StateFormat::fp32 || c.config.quantised.any();
+    };
+    const auto exact =
+        std::ranges::find_if(all, [&](const Candidate& c) { return c.fits() && !rounds(c); });
+    const double of_exact = exact == all.end() ? 0 : exact->tokens_per_second;
+    const double fast = 0.98 * (of_exact > 0.9 * most ? of_exact : most);
+    const auto key = [&](const Candidate& c) {
+      return std::tuple(!c.fits() ||
+                            c.tokens_per_second<fast, rounds(c), c.config.stage, c.recompute,
+                                                c.config.hpz_partition_size> 1 ||
+                            c.config.mics_shard_size > 0,
                         c.memory.device);
     };
-    const auto best =
-        std::min_element(all.begin(), slower,
-                         [&](const Candidate& a, const Candidate& b) { return key(a) < key(b); });
+    const auto best = std::ranges::min_element(all, {}, key);
     std::rotate(all.begin(), best, best + 1);
   }
 
+  void split_times(size_t most) {
+    for (size_t i = 0; i < all.size() && all[i].fits(); ++i) {
+      const auto& c = all[i];
+      if (i >= most && !plain(c)) continue;
+      all[i].time =
+          simulate(traces.of(c.config, c.micro_batch, c.recompute), c.config, question.cluster);
+    }
+  }
+
+  void answer(size_t split) {
+    fill();
+    measure_all();
+    sort();
+    split_times(split);
+  }
+
   const Question& question;
-  Traces traces;
+  Traces& traces;
   std::vector<Candidate> all;
 };
 
@@ -240,23 +270,67 @@ const Candidate* fastest(const std::vector<Candidate>& all, auto&& suits) {
   return best;
 }
 
-bool plain(const Candidate& c) {
-  return c.config.stage == 0 && c.config.offload_optimizer.device == OffloadDevice::none &&
-         c.config.offload_param.device == OffloadDevice::none &&
-         c.config.optimizer_states == optim::StateFormat::fp32;
+struct Part {
+  double seconds;
+  const char* name;
+  const char* why;
+};
+
+std::array<Part, 6> parts(const StepTime& time) {
+  return {{{time.compute, "compute", "the devices' products"},
+           {time.gather, "gathers", "operators wait for parameters on the links"},
+           {time.reduce, "reductions", "gradients wait for the links"},
+           {time.offload, "copies between device and host", "PCIe is slower than the step"},
+           {time.update, "the update", "the optimizer's states are read and written"},
+           {time.disk, "the disk", "states wait for the disk"}}};
+}
+
+// Returns why `fast` is faster than `slow`: the part of the step that differs most.
+std::string_view advantage(const StepTime& fast, const StepTime& slow) {
+  constexpr std::array<std::string_view, 6> kWhy{
+      "since it computes more at a time",      "since it gathers less",
+      "since it sends less for the gradients", "since less is copied to and from the host",
+      "since ranks share the update",          "since the disk has less to do"};
+  const auto of_fast = parts(fast);
+  const auto of_slow = parts(slow);
+  size_t most = 0;
+  for (size_t i = 1; i < kWhy.size(); ++i) {
+    if (of_slow[i].seconds - of_fast[i].seconds > of_slow[most].seconds - of_fast[most].seconds)
+      most = i;
+  }
+  return kWhy[most];
+}
+
+// Nothing fits: says why the nearest candidate does not.
+std::string nothing_fits(const Answer& answer, const Question& question) {
+  const auto& cluster = question.cluster;
+  const auto& nearest = answer.candidates.front();
+  auto sentence =
+      fmt::format("Nothing fits on {} device{}", cluster.ranks(), cluster.ranks() == 1 ? "" : "s");
+  const auto activations = static_cast<double>(nearest.memory.of(Category::activations));
+  if (activations > 0.8 * usable(cluster.device)) {
+    return sentence +
+           fmt::format(
+               ": activations alone take {} of each, which ZeRO does not share. Recompute "
+               "layers, or use shorter sequences or a device with more memory.",
+               bytes(activations));
+  }
+  const auto host = std::ranges::find_if(answer.candidates, [](const Candidate& c) {
+    return c.device_lacks == 0 && c.host_lacks > 0;
+  });
+  if (host != answer.candidates.end())
+    sentence += fmt::format("; with states on the host each host lacks {} of memory",
+                            bytes(host->host_lacks));
+  return sentence + fmt::format(". The nearest is {}.", nearest.words());
 }
 
 std::string zero_or_not(const Answer& answer, const Question& question) {
   const auto& cluster = question.cluster;
   const auto* alone = fastest(answer.candidates, [](const Candidate& c) { return plain(c); });
   const bool any = !answer.candidates.empty() && answer.candidates.front().fits();
-  const double states = (question.bf16 ? 16.0 : 16.0) * static_cast<double>(answer.trained);
-  if (!any) {
-    return fmt::format(
-        "Nothing fits on {} device{}: ZeRO is needed, and more than it; the nearest is {}.",
-        cluster.ranks(), cluster.ranks() == 1 ? "" : "s",
-        answer.candidates.empty() ? "unknown" : answer.candidates.front().words());
-  }
+  constexpr double kStates = 16;  // bytes a parameter, in fp32 as in bf16
+  const double states = kStates * static_cast<double>(answer.trained);
+  if (!any) return nothing_fits(answer, question);
   const auto& best = answer.candidates.front();
   if (cluster.ranks() == 1) {
     if (alone != nullptr)
@@ -285,17 +359,12 @@ std::string zero_or_not(const Answer& answer, const Question& question) {
         "ZeRO is not needed: plain data parallelism (stage 0) fits ({} of {} on each device{}), "
         "{}.",
         bytes(static_cast<double>(alone->memory.device)), bytes(cluster.device.memory),
-        frozen > 0.5 ? fmt::format("; {:.0f} % of the parameters are frozen and have no states",
+        frozen > 0.5 ? fmt::format("; {:.1f} % of the parameters are frozen and have no states",
                                    100 * frozen)
                      : std::string(),
-        gain < 1.02
-            ? std::string("and is as fast as any stage")
-            : fmt::format("though {} would be {:.2f} times as fast, since ranks share the "
-                          "update{}",
-                          best.words(), gain,
-                          best.micro_batch > alone->micro_batch || best.recompute < alone->recompute
-                              ? " and have room for more activations"
-                              : ""));
+        gain < 1.02 ? std::string("and is as fast as any stage")
+                    : fmt::format("though {} would be {:.2f} times as fast, {}", best.words(), gain,
+                                  advantage(best.time, alone->time)));
   }
   if (frozen > 0.5) {
     return fmt::format(
@@ -318,21 +387,6 @@ std::string zero_or_not(const Answer& answer, const Question& question) {
       activations ? ", most of it for activations, which ZeRO does not share: shorter sequences "
                     "would help more"
                   : "");
-}
-
-struct Part {
-  double seconds;
-  const char* name;
-  const char* why;
-};
-
-std::array<Part, 6> parts(const StepTime& time) {
-  return {{{time.compute, "compute", "the devices' products"},
-           {time.gather, "gathers", "operators wait for parameters on the links"},
-           {time.reduce, "reductions", "gradients wait for the links"},
-           {time.offload, "copies between device and host", "PCIe is slower than the step"},
-           {time.update, "the update", "the optimizer's states are read and written"},
-           {time.disk, "the disk", "states wait for the disk"}}};
 }
 
 std::string binds(const Candidate& best) {
@@ -359,14 +413,13 @@ std::string helps(const Table& table, const Candidate& best) {
       Change{"PCIe twice as fast", [](Cluster& c) { c.device.pcie *= 2; }},
       Change{"updates on the host twice as fast", [](Cluster& c) { c.host_update *= 2; }},
       Change{"disks twice as fast", [](Cluster& c) { c.nvme *= 2; }}};
-  auto traces = Traces(table.question);
-  const auto& trace = traces.of(best.config, best.micro_batch, best.recompute);
+  const auto& trace = table.traces.of(best.config, best.micro_batch, best.recompute);
   const Change* most = nullptr;
   double gain = 1;
   for (const auto& change : kChanges) {
     auto cluster = table.question.cluster;
     change.apply(cluster);
-    const double faster = best.time.seconds / simulate(trace, best.config, cluster).seconds;
+    const double faster = best.time.seconds / simulate(trace, best.config, cluster, false).seconds;
     if (faster <= gain) continue;
     gain = faster;
     most = &change;
@@ -394,7 +447,10 @@ std::string largest_model(const Question& question) {
   const double all = static_cast<double>(of.parameter + of.gradient + of.optimizer);
   const double device =
       (c.device.cpu ? c.host_memory / static_cast<double>(c.per_host) : usable(c.device));
-  const auto billions = [](double parameters) { return fmt::format("{:.3g} B", parameters / 1e9); };
+  const auto billions = [](double parameters) {
+    return parameters < 1e12 ? fmt::format("{:.3g} B", parameters / 1e9)
+                             : fmt::format("{:.3g} T", parameters / 1e12);
+  };
   auto sentence =
       fmt::format("By states alone the cluster holds {} parameters at stage 0 and {} at stage {}",
                   billions(device / all), billions(device / all * n), c.ranks() > 1 ? 3 : 0);
@@ -407,14 +463,14 @@ std::string largest_model(const Question& question) {
   return sentence + "; activations come on top.";
 }
 
-std::string fewest_devices(const Question& question) {
+std::string fewest_devices(const Question& question, Traces& traces) {
   constexpr int64_t kMost = 1 << 16;
   auto asked = question;
   const auto try_on = [&](int64_t hosts, int64_t per_host) -> std::optional<Candidate> {
     asked.cluster.hosts = hosts;
     asked.cluster.per_host = per_host;
     asked.global_batch = asked.cluster.ranks();
-    Table table(asked);
+    Table table(asked, traces);
     for (const auto place : {OffloadDevice::none, OffloadDevice::cpu}) {
       if (place == OffloadDevice::cpu && question.cluster.device.cpu) continue;
       auto candidate =
@@ -481,10 +537,10 @@ const Candidate& Answer::best() const {
 }
 
 Answer plan(const Question& question) {
-  Table table(question);
-  table.fill();
-  table.measure_all();
-  table.sort();
+  constexpr size_t kSplit = 24;
+  Traces traces(question);
+  Table table(question, traces);
+  table.answer(kSplit);
   Answer answer;
   const auto& trace = table.traces.of(table.all.front().config, 1, 0);
   answer.bounds = trace.bounds;
@@ -503,7 +559,7 @@ Answer plan(const Question& question) {
         bytes(nearest.device_lacks), bytes(nearest.host_lacks), bytes(nearest.disk_lacks));
   }
   answer.largest_model = largest_model(question);
-  answer.fewest_devices = fewest_devices(question);
+  answer.fewest_devices = fewest_devices(question, traces);
   return answer;
 }
 
@@ -511,15 +567,14 @@ std::vector<ScalePoint> scale(const Question& question, int64_t first, int64_t l
   const int64_t usual = question.cluster.per_host;
   const int64_t of_rank = std::max<int64_t>(1, question.global_batch / question.cluster.ranks());
   std::vector<ScalePoint> points;
+  Traces traces(question);
   for (int64_t ranks = first; ranks <= last; ranks *= 2) {
     auto asked = question;
     asked.cluster.per_host = std::min(ranks, usual);
     asked.cluster.hosts = ranks / asked.cluster.per_host;
     asked.global_batch = of_rank * asked.cluster.ranks();
-    Table table(asked);
-    table.fill();
-    table.measure_all();
-    table.sort();
+    Table table(asked, traces);
+    table.answer(1);
     ScalePoint point{.ranks = asked.cluster.ranks(), .best = table.all.front()};
     point.fits = point.best.fits();
     const auto reference = std::ranges::find_if(points, &ScalePoint::fits);
@@ -557,6 +612,7 @@ std::string ds_config(const Candidate& candidate, const std::string& nvme_path) 
                {"gradient_accumulation_steps", config.gradient_accumulation_steps},
                {"zero_optimization", zero}};
   if (config.bf16) file["bf16"] = {{"enabled", true}};
+  if (config.fp16) file["fp16"] = {{"enabled", true}};
   if (config.optimizer_states == optim::StateFormat::eight_bit)
     file["data_types"] = {{"optimizer_state_dtype", "8bit"}};
   if (candidate.recompute > 0) file["activation_checkpointing"] = {{"every", candidate.recompute}};

@@ -31,7 +31,7 @@ struct Question {
   Tracer trace{};
   int64_t global_batch = 256;  ///< sequences of a step, over all ranks
   int64_t sequence = 1024;     ///< tokens of a sequence
-  bool bf16 = true;            ///< with fp32 master weights; false: fp32
+  bool bf16 = true;  ///< with fp32 master weights; fp16 where a device has no bf16; else fp32
   Cluster cluster{};
   Optimizer optimizer = AdamW{};
   /// The micro-batches to try are the powers of two up to this.
@@ -49,7 +49,7 @@ struct Candidate {
   double device_lacks = 0;  ///< bytes of a rank beyond its device; 0: it fits
   double host_lacks = 0;    ///< bytes beyond the host's memory
   double disk_lacks = 0;    ///< bytes beyond the host's disk
-  StepTime time{};          ///< computed where it fits
+  StepTime time{};          ///< computed where it fits, in parts for the first ones
   double tokens_per_second = 0;
   double mfu = 0;  ///< FLOPs of the model, without recomputation, of the devices' peak
 

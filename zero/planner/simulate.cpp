@@ -25,8 +25,10 @@ struct MicroBatch {
   std::vector<StepSchedule::Reduction> reductions;
 };
 
+// Units of few bytes (those of norms and biases, which every layer uses) count as present: `small`
+// tells which.
 MicroBatch micro_batch(const Trace& trace, const partition::Layout& layout, const Device& device,
-                       at::ScalarType dtype) {
+                       at::ScalarType dtype, const std::vector<uint8_t>& small) {
   MicroBatch work;
   std::vector<int64_t> arrived(static_cast<size_t>(layout.unit_count()), 0);
   std::vector<int64_t> pinned;
@@ -37,7 +39,9 @@ MicroBatch micro_batch(const Trace& trace, const partition::Layout& layout, cons
       const auto& e = trace.events[event];
       if (e.kind == TraceEvent::Kind::use && e.op == op) {
         const int64_t unit = layout.unit_of(e.value);
-        if (std::ranges::find(pinned, unit) == pinned.end()) pinned.push_back(unit);
+        if (small[static_cast<size_t>(unit)] == 0 &&
+            std::ranges::find(pinned, unit) == pinned.end())
+          pinned.push_back(unit);
       }
       if (e.kind != TraceEvent::Kind::arrival) continue;
       const int64_t unit = layout.unit_of(e.value);
@@ -145,7 +149,7 @@ double operator_seconds(const TracedOperator& op, const Device& device, at::Scal
   return std::max(op.flops / peak, op.bytes / memory);
 }
 
-StepTime simulate(const Trace& trace, const Config& config, const Cluster& cluster) {
+StepTime simulate(const Trace& trace, const Config& config, const Cluster& cluster, bool split) {
   const partition::RankGrid grid{
       .hosts = cluster.hosts,
       .ranks_a_host = cluster.per_host,
@@ -153,7 +157,6 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
   const auto layout = lay_out(trace.model, config, grid);
   const auto units = plan_units(layout, trace.model, config, {.grid = grid});
   const auto step = planned_step(layout, units, trace.model, config, grid);
-  const auto work = micro_batch(trace, layout, cluster.device, config.parameter_dtype());
   const auto bytes = unit_costs(step);
 
   std::vector<UnitCosts> costs;
@@ -163,6 +166,15 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
     costs.push_back(times_of(step, static_cast<int64_t>(u), bytes[u], cluster));
     largest = std::max(largest, bytes[u].bytes);
   }
+  std::vector<uint8_t> small(bytes.size(), 0);
+  constexpr int64_t kSmall = 16;  // of the largest unit's bytes
+  for (size_t u = 0; u < bytes.size(); ++u) small[u] = bytes[u].bytes * kSmall < largest ? 1 : 0;
+  const auto work = micro_batch(trace, layout, cluster.device, config.parameter_dtype(), small);
+  // Their gathers are the first large unit's.
+  const auto first = std::ranges::find(small, uint8_t{0}) - small.begin();
+  for (size_t u = 0; u < bytes.size(); ++u) {
+    if (small[u] != 0) costs[static_cast<size_t>(first)].gather += costs[u].gather;
+  }
   const auto run = [&](int64_t passes, const std::vector<UnitCosts>& with) {
     auto schedule = schedule_of(work, passes);
     schedule.units = with;
@@ -170,8 +182,9 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
     schedule.reduces_in =
         step.sharded.gradients ? paging::ReducesIn::every_pass : paging::ReducesIn::last_pass;
     // Two units ahead, and those in use: what memory.h counts as gathered, and a little more.
-    schedule.prefetch_bytes = 2 * largest;
-    schedule.budget_bytes = 4 * largest;
+    // Without gathers all units are there, and there is nothing to choose.
+    schedule.prefetch_bytes = schedule.gathers ? 2 * largest : 0;
+    schedule.budget_bytes = schedule.gathers ? 4 * largest : int64_t{1} << 60;
     schedule.read_ahead_bytes = schedule.prefetch_bytes;
     return paging::simulate(schedule, kTimes).seconds;
   };
@@ -181,13 +194,13 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
     const double two = run(2, with);
     return two + static_cast<double>(k - 2) * (run(3, with) - two);
   };
-  // A part costs what the step would gain without it. Parts go in this order.
   StepTime time;
-  auto with = costs;
-  double now = time.seconds = total(with);
+  double now = time.seconds = total(costs);
+  if (!split) return time;
+  // A part costs what the step would gain without it. Parts go in this order.
   const auto without = [&](double& part, auto&& clear) {
-    for (auto& unit : with) clear(unit);
-    const double less = total(with);
+    for (auto& unit : costs) clear(unit);
+    const double less = total(costs);
     part = std::max(0.0, now - less);
     now = less;
   };
