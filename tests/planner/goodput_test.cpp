@@ -10,7 +10,8 @@ namespace {
 
 constexpr double kHour = 3600;
 
-// Daly's interval is as good as the best of a fine search, and near Young's if checkpoints are short.
+// Daly's interval is as good as the best of a fine search, and near Young's if checkpoints are
+// short.
 TEST(Goodput, TheIntervalIsTheBest) {
   for (const double devices : {8.0, 1024.0, 16384.0}) {
     const Failures failures{.between = 50000 * kHour,
