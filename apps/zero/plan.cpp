@@ -165,23 +165,26 @@ std::string verdict(const Candidate& c) {
 }
 
 void print_table(const std::vector<Candidate>& candidates, size_t rows) {
-  fmt::print(
-      "\n{:<54} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>10} {:>6}\n",
-      "configuration", "device", "host", "disk", "step ms", "compute", "gather", "reduce",
-      "offload", "update", "disk", "tokens/s", "MFU");
-  for (size_t i = 0; i < std::min(rows, candidates.size()); ++i) {
+  rows = std::min(rows, candidates.size());
+  size_t width = 0;
+  for (size_t i = 0; i < rows; ++i) width = std::max(width, candidates[i].words().size());
+  fmt::print("\n{:<{}} {:>10} {:>10} {:>10}", "configuration", width, "device", "host", "disk");
+  for (const auto* column : {"step ms", "compute", "gather", "reduce", "offload", "update", "disk"})
+    fmt::print(" {:>8}", column);
+  fmt::print(" {:>10} {:>6}\n", "tokens/s", "MFU");
+  for (size_t i = 0; i < rows; ++i) {
     const auto& c = candidates[i];
-    fmt::print("{:<54} {:>10} {:>10} {:>10}", c.words(), bytes(c.memory.device),
+    fmt::print("{:<{}} {:>10} {:>10} {:>10}", c.words(), width, bytes(c.memory.device),
                bytes(c.memory.host), bytes(c.memory.disk));
     if (!c.fits()) {
       fmt::print("  {}\n", verdict(c));
       continue;
     }
     const auto& t = c.time;
-    fmt::print(
-        " {:>9.1f} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>10.0f} {:>5.1f}%\n",
-        1e3 * t.seconds, 1e3 * t.compute, 1e3 * t.gather, 1e3 * t.reduce, 1e3 * t.offload,
-        1e3 * t.update, 1e3 * t.disk, c.tokens_per_second, 100 * c.mfu);
+    for (const double part :
+         {t.seconds, t.compute, t.gather, t.reduce, t.offload, t.update, t.disk})
+      fmt::print(" {:>8.1f}", 1e3 * part);
+    fmt::print(" {:>10.0f} {:>5.1f}%\n", c.tokens_per_second, 100 * c.mfu);
   }
 }
 

@@ -47,7 +47,9 @@ std::vector<Way> ways(const Question& question) {
       if (place == nvme && !disk) continue;
       if (place == cpu && cluster.device.cpu) continue;
       for (const bool eight_bit : {false, true}) {
-        if (eight_bit && (place != none || !std::holds_alternative<AdamW>(question.optimizer)))
+        // On a GPU only the host updates states in 8 bits: engine/on_device.cpp.
+        if (eight_bit && ((place == none) != cluster.device.cpu ||
+                          !std::holds_alternative<AdamW>(question.optimizer)))
           continue;
         all.push_back({.stage = stage, .optimizer = place, .eight_bit = eight_bit});
       }
@@ -57,8 +59,11 @@ std::vector<Way> ways(const Question& question) {
   if (!cluster.device.cpu) all.push_back({.stage = 3, .optimizer = cpu, .parameters = cpu});
   if (disk) all.push_back({.stage = 3, .optimizer = nvme, .parameters = nvme});
   if (several) {
-    for (const auto across : {Way::Across::kept, Way::Across::blocks, Way::Across::quantised})
+    for (const auto across : {Way::Across::kept, Way::Across::blocks, Way::Across::quantised}) {
+      // GPUs send no quantised messages yet: engine/on_device.cpp.
+      if (across == Way::Across::quantised && !cluster.device.cpu) continue;
       all.push_back({.stage = 3, .across = across});
+    }
   }
   return all;
 }
@@ -133,8 +138,8 @@ void measure(Candidate& candidate, const Question& question, const Trace& trace,
   const auto tokens = static_cast<double>(question.global_batch * question.sequence);
   candidate.tokens_per_second = tokens / candidate.time.seconds;
   const double peak = question.bf16 ? cluster.device.flops : cluster.device.flops_fp32;
-  // `flops` are forward's of a sequence; backward has twice as many.
-  candidate.mfu = 3 * flops * static_cast<double>(question.global_batch) /
+  // `flops` are those of a sequence, forward and backward.
+  candidate.mfu = flops * static_cast<double>(question.global_batch) /
                   (candidate.time.seconds * peak * static_cast<double>(cluster.ranks()));
 }
 
@@ -205,8 +210,7 @@ struct Table {
   void time(Candidate& candidate) {
     const auto& trace = traces.of(candidate.config, candidate.micro_batch, candidate.recompute);
     const auto& plain = traces.of(candidate.config, candidate.micro_batch, 0);
-    measure(candidate, question, trace,
-            plain.forward_flops() / static_cast<double>(candidate.micro_batch));
+    measure(candidate, question, trace, plain.flops() / static_cast<double>(candidate.micro_batch));
   }
 
   void sort() {
@@ -349,7 +353,7 @@ std::string zero_or_not(const Answer& answer, const Question& question) {
             ? "the disk (ZeRO-Infinity)"
         : best.config.offload_optimizer.device == OffloadDevice::cpu
             ? "the host's memory (ZeRO-Offload)"
-            : "fewer bits");
+            : "fewer bits (8-bit states)");
   }
   const double frozen = 1 - static_cast<double>(answer.trained) /
                                 static_cast<double>(std::max<int64_t>(1, answer.parameters));
@@ -451,9 +455,9 @@ std::string largest_model(const Question& question) {
     return parameters < 1e12 ? fmt::format("{:.3g} B", parameters / 1e9)
                              : fmt::format("{:.3g} T", parameters / 1e12);
   };
-  auto sentence =
-      fmt::format("By states alone the cluster holds {} parameters at stage 0 and {} at stage {}",
-                  billions(device / all), billions(device / all * n), c.ranks() > 1 ? 3 : 0);
+  auto sentence = fmt::format("By states alone the cluster holds {} parameters at stage 0",
+                              billions(device / all));
+  if (c.ranks() > 1) sentence += fmt::format(" and {} at stage 3", billions(device / all * n));
   if (!c.device.cpu)
     sentence += fmt::format(", {} with states in the hosts' memory",
                             billions(c.host_memory * static_cast<double>(c.hosts) / all));
