@@ -34,9 +34,10 @@ TEST(Plan, WritesAConfigurationThatTrains) {
   EXPECT_GT(results.at(0).at("memory").at("activations").get<int64_t>(), 0);
   const auto text = folder.write("text.txt", std::string(20000, 'a'));
   const auto trained =
-      run({ZERO_PROGRAM, "train", "--config", config, "--model", "gpt2-nano", "--data", text,
-           "--seq", "64", "--steps", "1", "--nproc", "2", "--sample-tokens", "0", "--eval-tokens",
-           "0", "--out", folder / "run"});
+      run({ZERO_PROGRAM, "train",       "--config",        config, "--model",       "gpt2-nano",
+           "--data",     text,          "--seq",           "64",   "--steps",       "1",
+           "--nproc",    "2",           "--sample-tokens", "0",    "--eval-tokens", "0",
+           "--out",      folder / "run"});
   EXPECT_EQ(trained.status, 0) << trained.err;
 }
 
@@ -53,8 +54,9 @@ TEST(Plan, NamesWhatItCannotUse) {
     EXPECT_EQ(outcome.status, 2) << outcome.out;
     EXPECT_THAT(outcome.err, HasSubstr(says));
   }
-  const auto nothing = plan({"--model", "gpt2-xl", "--batch", "1", "--device", "rtx 4090",
-                             "--per-host", "1", "--host-memory", "4GB", "--out", "/tmp/never.json"});
+  const auto nothing =
+      plan({"--model", "gpt2-xl", "--batch", "1", "--device", "rtx 4090", "--per-host", "1",
+            "--host-memory", "4GB", "--out", "/tmp/never.json"});
   EXPECT_EQ(nothing.status, 2) << nothing.out;
   EXPECT_THAT(nothing.err, HasSubstr("Nothing fits"));
 }

@@ -199,14 +199,22 @@ void RunFolder::remove_left_overs() const {
 }
 
 void RunFolder::keep_checkpoints(const std::function<bool(int64_t step)>& keep) const {
+  std::error_code ignored;
+  for (const auto& folder : drop_checkpoints(keep)) fs::remove_all(folder, ignored);
+}
+
+std::vector<fs::path> RunFolder::drop_checkpoints(
+    const std::function<bool(int64_t step)>& keep) const {
+  std::vector<fs::path> dropped;
   for (const int64_t step : checkpoint_steps(path_)) {
     if (keep(step)) continue;
     // The file that marks the checkpoint as whole goes first.
     std::error_code ignored;
     for (const char* marker : {Manifest::kFile, kEarlierMarker})
       fs::remove(checkpoint(step) / marker, ignored);
-    fs::remove_all(checkpoint(step), ignored);
+    dropped.push_back(checkpoint(step));
   }
+  return dropped;
 }
 
 }  // namespace zero::train

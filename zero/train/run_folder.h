@@ -53,6 +53,10 @@ class RunFolder {
   int64_t checkpoint_bytes(int64_t step) const;
   /// Removes all checkpoints except those of steps for which `keep` is true.
   void keep_checkpoints(const std::function<bool(int64_t step)>& keep) const;
+  /// Does the same, but leaves the files behind: the folders that are returned are no checkpoints
+  /// any more, and remain to be removed.
+  std::vector<std::filesystem::path> drop_checkpoints(
+      const std::function<bool(int64_t step)>& keep) const;
   /// Ends the log before its first line of a later step than `step`, and removes a last line that
   /// is not whole: a run that goes on from there writes them again. Lines that say that training
   /// has gone back stay. Throws CheckpointError.

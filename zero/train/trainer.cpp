@@ -10,9 +10,13 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <set>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -310,6 +314,7 @@ void Trainer::save_checkpoint() {
 }
 
 void Trainer::begin_save(bool background) {
+  remover_ = {};  // it may have files of the same step, to which training has gone back
   measuring_.traffic().complete_update();  // saving would complete it uncounted
   const auto& options = run_.options;
   Attached attached;
@@ -338,6 +343,7 @@ void Trainer::end_save() {
   report.held_ms += std::chrono::duration<double, std::milli>(end - begin).count();
   report.seconds = std::chrono::duration<double>(end - save_begin_).count();
   const auto& options = run_.options;
+  std::vector<std::filesystem::path> dropped;
   comm::agree_on_rank_zero(*run_.group, "Removing checkpoints", [&] {
     report.bytes = run_.folder.checkpoint_bytes(report.step);
     // The newest checkpoints stay. If training may go back, those that are not old enough yet also
@@ -352,11 +358,18 @@ void Trainer::end_save() {
       oldest = std::min(oldest, old_enough.value_or(0));
     }
     const auto best = options.keep_best ? best_checkpoint(run_.folder, report.step) : std::nullopt;
-    run_.folder.keep_checkpoints([&](int64_t step) {
+    dropped = run_.folder.drop_checkpoints([&](int64_t step) {
       const bool every = options.keep_every && step % *options.keep_every == 0;
       return step <= report.step && (step >= oldest || every || step == best);
     });
   });
+  if (!dropped.empty()) {
+    // A file system takes a good part of a step to remove large files.
+    remover_ = std::jthread([folders = std::move(dropped)] {
+      std::error_code ignored;
+      for (const auto& folder : folders) std::filesystem::remove_all(folder, ignored);
+    });
+  }
   run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
 }
 

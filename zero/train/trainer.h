@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "zero/train/measuring.h"
@@ -102,6 +103,7 @@ class Trainer {
   int stop_signal_ = 0;
   std::optional<ValidationReport> validation_;  ///< the last one
   bool save_over_ = false;
+  std::jthread remover_;            ///< removes files of checkpoints that are none any more
   std::optional<SaveReport> save_;  ///< the save that `end_save` would complete
   std::chrono::steady_clock::time_point save_begin_;
   std::chrono::steady_clock::time_point train_begin_;
