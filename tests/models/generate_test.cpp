@@ -52,6 +52,39 @@ TEST(Generate, DrawsFromTheSoftmaxAtTheTemperature) {
   }
 }
 
+TEST(Generate, TopPLeavesTheLikeliestThatReachIt) {
+  // Probabilities 0.1, 0.4, 0.3, 0.2.
+  std::vector<float> logits;
+  for (const double p : {0.1, 0.4, 0.3, 0.2}) logits.push_back(static_cast<float>(std::log(p)));
+  const auto share = [&](double top_p, int64_t top_k = 0) {
+    return frequencies(
+        generate(kPrompt, constant(logits), {.tokens = 2000, .top_k = top_k, .top_p = top_p}), 4);
+  };
+  const auto two = share(0.6);
+  EXPECT_NEAR(two[1], 4.0 / 7, 0.05);
+  EXPECT_DOUBLE_EQ(two[1] + two[2], 1.0);
+  EXPECT_DOUBLE_EQ(share(0.3)[1], 1.0);
+  EXPECT_GT(share(0.95)[0], 0.05) << "0.9 is not enough without the last";
+  const auto of_three = share(0.5, 3);
+  EXPECT_DOUBLE_EQ(of_three[1] + of_three[2], 1.0) << "top_k leaves 4/9 for the first";
+}
+
+TEST(Generate, EndsBeforeAStopTokenAndTellsEachToken) {
+  const LastLogits next = [](const at::Tensor& tokens) {
+    auto logits = at::zeros({1, 10});
+    logits[0][tokens[0][-1].item<int64_t>() + 1] = 1;
+    return logits;
+  };
+  std::vector<int64_t> told;
+  const auto tokens = generate(
+      kPrompt, next,
+      {.tokens = 5, .temperature = 0, .stop_tokens = {9, 6}, .on_token = [&](int64_t token) {
+         told.push_back(token);
+       }});
+  EXPECT_EQ(tokens, (std::vector<int64_t>{4, 5}));
+  EXPECT_EQ(told, tokens);
+}
+
 TEST(Generate, TopKLeavesOnlyTheLikeliest) {
   const auto share =
       frequencies(generate(kPrompt, constant({5, 1, 5, 2, 0}), {.tokens = 500, .top_k = 2}), 5);
@@ -115,6 +148,8 @@ TEST(Generate, RefusesBrokenModelsAndOptions) {
   EXPECT_THROW(generate(kPrompt, good, {.tokens = -1}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.context = 0}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.temperature = -1}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.top_p = 0}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.top_p = 1.5}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.top_k = -1}), ConfigError);
 }
 

@@ -15,9 +15,14 @@ struct GenerateOptions {
   int64_t context = 1024;    ///< the model sees at most so many tokens, the last ones
   double temperature = 1.0;  ///< logits are divided by it; 0 takes the likeliest token
   int64_t top_k = 0;         ///< only the likeliest so many can be drawn; 0 means all
+  /// Only the likeliest tokens can be drawn whose probabilities, after temperature and top_k, add
+  /// up to so much; in (0, 1]. The token that reaches it is among them.
+  double top_p = 1.0;
+  std::vector<int64_t> stop_tokens{};  ///< the text ends before the first of them
   uint64_t seed =
       0;  ///< of a generator of its own, so that equal logits give equal tokens on every rank
   std::function<bool()> stop{};  ///< asked before each token: whether to leave it at those so far
+  std::function<void(int64_t)> on_token{};  ///< told each token
 };
 
 /// (1, T) int64 tokens -> (1, V) logits of the next token. T grows to GenerateOptions::context.
