@@ -96,10 +96,9 @@ int generate(const Arguments& arguments) {
   parser.add_option("--dtype", dtype, "Of the weights")->check(CLI::IsMember({"fp32", "bf16"}));
   if (const auto status = parser.read(arguments)) return *status;
 
-  const auto tokenizer = tokenizer_path == "bytes" ? Tokenizer::bytes()
-                                                   : Tokenizer::load(tokenizer_path.empty()
-                                                                         ? from
-                                                                         : tokenizer_path);
+  const auto tokenizer = tokenizer_path == "bytes"
+                             ? Tokenizer::bytes()
+                             : Tokenizer::load(tokenizer_path.empty() ? from : tokenizer_path);
   const auto tokens = chat ? tokenizer.encode(as_chat(prompt, tokenizer.file().parent_path()))
                            : tokenizer.encode(prompt, SpecialTokens::with);
   train::LoadedModel loaded(from, dtype == "bf16");
@@ -111,11 +110,12 @@ int generate(const Arguments& arguments) {
   options.on_token = [&](int64_t token) { printer.add(token); };
   const train::EvaluationMode evaluation(model.module());
   if (!chat) fmt::print("{}", printable(prompt, "\n\t"));
-  zero::generate(tokens,
-                 [&](const at::Tensor& seen) {
-                   return model.logits_last(seen).to(at::kFloat).narrow(1, 0, drawn);
-                 },
-                 options);
+  zero::generate(
+      tokens,
+      [&](const at::Tensor& seen) {
+        return model.logits_last(seen).to(at::kFloat).narrow(1, 0, drawn);
+      },
+      options);
   printer.finish();
   return 0;
 }

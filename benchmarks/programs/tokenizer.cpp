@@ -44,20 +44,22 @@ int tokenizer(const Arguments& arguments) {
     tokens = 0;
     start = std::chrono::steady_clock::now();
     for (auto rest = std::string_view(text); !rest.empty();) {
-      const auto line = rest.substr(0, rest.find('\n') == rest.npos ? rest.npos : rest.find('\n') + 1);
+      const auto line =
+          rest.substr(0, rest.find('\n') == rest.npos ? rest.npos : rest.find('\n') + 1);
       rest.remove_prefix(line.size());
       tokens += tokenizer.encode(line).size();
     }
     lines = std::min(lines, seconds_since(start));
     start = std::chrono::steady_clock::now();
-    tokenizer.encode(
-        [rest = std::string_view(text)]() mutable { return std::exchange(rest, {}); },
-        [](std::span<const uint32_t>) {});
+    tokenizer.encode([rest = std::string_view(text)]() mutable { return std::exchange(rest, {}); },
+                     [](std::span<const uint32_t>) {});
     whole = std::min(whole, seconds_since(start));
   }
   const double megabytes = 1e-6 * static_cast<double>(text.size());
-  fmt::print("{}: loaded in {:.2f} s; {} tokens of {:.2f} MB; by lines {:.1f} MB/s, as a whole {:.1f} MB/s\n",
-             path, loaded, tokens, megabytes, megabytes / lines, megabytes / whole);
+  fmt::print(
+      "{}: loaded in {:.2f} s; {} tokens of {:.2f} MB; by lines {:.1f} MB/s, as a whole {:.1f} "
+      "MB/s\n",
+      path, loaded, tokens, megabytes, megabytes / lines, megabytes / whole);
   return 0;
 }
 

@@ -17,14 +17,18 @@ using ::testing::ThrowsMessage;
 
 std::string rendered(std::string_view text, const ordered_json& variables = {}) {
   const auto values = jinja::Value::from_json(variables);
-  return jinja::Template(text).render(values.dict() == nullptr ? jinja::Dict() : *values.dict())
+  return jinja::Template(text)
+      .render(values.dict() == nullptr ? jinja::Dict() : *values.dict())
       .text;
 }
 
 // The expected texts are those of Jinja 3.1 with trim_blocks and lstrip_blocks.
 TEST(Jinja, StatementsAndExpressionsAreThoseOfJinja) {
-  const ordered_json v{{"a", {3, 1, 2}},       {"s", "  Hi there "}, {"n", nullptr},
-                       {"d", {{"x", 1}, {"y", {{"z", "deep"}}}}},    {"t", true}};
+  const ordered_json v{{"a", {3, 1, 2}},
+                       {"s", "  Hi there "},
+                       {"n", nullptr},
+                       {"d", {{"x", 1}, {"y", {{"z", "deep"}}}}},
+                       {"t", true}};
   const std::pair<const char*, const char*> cases[] = {
       {"{{ 1 + 2 * 3 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 3 }}",
        "7 3 -4 2 3.5 8"},
@@ -44,18 +48,23 @@ TEST(Jinja, StatementsAndExpressionsAreThoseOfJinja) {
        "{% endif %}{{ x }}{% endfor %}",
        "02"},
       {"{% set q = 1 %}{% for x in a %}{% set q = x %}{% endfor %}{{ q }}", "1"},
-      {"{% set ns = namespace(c=0) %}{% for x in a %}{% set ns.c = ns.c + x %}{% endfor %}{{ ns.c }}",
+      {"{% set ns = namespace(c=0) %}{% for x in a %}{% set ns.c = ns.c + x %}{% endfor %}{{ ns.c "
+       "}}",
        "6"},
       {"{% set b %}[{{ a|join('-') }}]{% endset %}{{ b|upper }}{{ b|length }}", "[3-1-2]7"},
-      {"{% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }}{{ m(y=5, x=4) }}", "<12><45>"},
-      {"{{ s|trim }}|{{ s.strip().split(' ')|last }}|{{ 'a-b'.replace('-', '+') }}", "Hi there|there|a+b"},
-      {"{{ d|tojson }}{{ {'é': [1.5, true]}|tojson }}", "{\"x\": 1, \"y\": {\"z\": \"deep\"}}{\"é\": [1.5, true]}"},
+      {"{% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }}{{ m(y=5, x=4) }}",
+       "<12><45>"},
+      {"{{ s|trim }}|{{ s.strip().split(' ')|last }}|{{ 'a-b'.replace('-', '+') }}",
+       "Hi there|there|a+b"},
+      {"{{ d|tojson }}{{ {'é': [1.5, true]}|tojson }}",
+       "{\"x\": 1, \"y\": {\"z\": \"deep\"}}{\"é\": [1.5, true]}"},
       {"{{ {'a': [1]}|tojson(indent=2) }}", "{\n  \"a\": [\n    1\n  ]\n}"},
       {"{{ n is none }}{{ s is string }}{{ d is mapping }}{{ a is sequence }}{{ t is true }}"
        "{{ q is not defined }}",
        "TrueTrueTrueTrueTrueTrue"},
       {"{{ n or 'x' }}{{ q|default('y') }}{{ ''|default('z', true) }}", "xyz"},
-      {"{{ [{'r': 1, 'v': 'a'}, {'r': 2, 'v': 'b'}]|selectattr('r', 'equalto', 2)|map(attribute='v')|list }}",
+      {"{{ [{'r': 1, 'v': 'a'}, {'r': 2, 'v': 'b'}]|selectattr('r', 'equalto', "
+       "2)|map(attribute='v')|list }}",
        "['b']"},
       {"  {% if t %}\n  in\n  {% endif %}\nout\n", "  in\nout"},
       {"a  {{- 1 -}}  b {%- if t -%}  c  {%- endif %} d", "a1bc d"},
@@ -83,7 +92,8 @@ TEST(Jinja, WhatIsNotSupportedIsNamedWithItsLine) {
   }
   std::string deep;
   for (int i = 0; i < 5000; ++i) deep += "(";
-  EXPECT_THAT([&] { jinja::Template whole("{{ " + deep); }, ThrowsMessage<Error>(HasSubstr("too deeply")));
+  EXPECT_THAT([&] { jinja::Template whole("{{ " + deep); },
+              ThrowsMessage<Error>(HasSubstr("too deeply")));
 }
 
 TEST(Jinja, WhatFailsIsNamedWithItsLine) {
@@ -132,15 +142,17 @@ TEST(ChatTemplate, AnAnswerThatIsWrittenOtherwiseLaterIsRefused) {
   const ChatTemplate chat(
       "{% for m in messages %}{{ m.content if not loop.last else '!' ~ m.content }}{% endfor %}",
       "here", ordered_json::object());
-  EXPECT_THAT([&] { chat.marked_text(kTurns); },
-              ThrowsMessage<DataError>(HasSubstr("writes message 2 otherwise when it is the last")));
+  EXPECT_THAT(
+      [&] { chat.marked_text(kTurns); },
+      ThrowsMessage<DataError>(HasSubstr("writes message 2 otherwise when it is the last")));
 }
 
 TEST(ChatTemplate, IsFoundInAFolder) {
   const TemporaryFolder folder;
   EXPECT_FALSE(ChatTemplate::load(folder.path()).has_value());
-  folder.write("tokenizer_config.json",
-               R"({"eos_token": {"content": "!"}, "chat_template": [{"name": "tool_use", "template": "x"},
+  folder.write(
+      "tokenizer_config.json",
+      R"({"eos_token": {"content": "!"}, "chat_template": [{"name": "tool_use", "template": "x"},
                    {"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}"}]})");
   EXPECT_EQ(ChatTemplate::load(folder.path())->text(kTurns, false), "Q!");
   folder.write("chat_template.jinja", "file {{ eos_token }}");

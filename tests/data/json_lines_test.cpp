@@ -67,7 +67,9 @@ class JsonLines : public ::testing::Test {
 };
 
 // The last line validates.
-std::string with_last(const std::string& lines) { return lines + "\n{\"text\": \"the last line\"}\n"; }
+std::string with_last(const std::string& lines) {
+  return lines + "\n{\"text\": \"the last line\"}\n";
+}
 
 TEST_F(JsonLines, TheAnswersAloneAreLearned) {
   const std::pair<const char*, const char*> cases[] = {
@@ -79,7 +81,8 @@ TEST_F(JsonLines, TheAnswersAloneAreLearned) {
            "completion": [{"role": "assistant", "content": "b"}]})",
        "|[user]q<|im_end|>[assistant]a<|im_end|>[user]r<|im_end|>[assistant]{b<|im_end|>}"},
       {R"({"instruction": "do", "input": "x", "output": "done", "system": "S", "history": [["q", "a"]]})",
-       "|[system]S<|im_end|>[user]q<|im_end|>[assistant]{a<|im_end|>}[user]do\nx<|im_end|>[assistant]{done<|im_end|>}"},
+       "|[system]S<|im_end|>[user]q<|im_end|>[assistant]{a<|im_end|>}[user]do\nx<|im_end|>["
+       "assistant]{done<|im_end|>}"},
       {R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "S"})",
        "|[system]S<|im_end|>[user]q<|im_end|>[assistant]{a<|im_end|>}"},
   };
@@ -125,7 +128,8 @@ TEST_F(JsonLines, BadLinesAreNamedAndNothingIsWritten) {
       {R"({"instruction": "x"})", "line 2: it has no field 'output'"},
       {R"({"messages": []})", "it should be a list of messages"},
       {R"({"messages": [{"content": "x"}]})", "(number 1); it should be an object with a role"},
-      {R"({"messages": [{"role": "user", "content": "x"}]})", "in which the assistant says nothing"},
+      {R"({"messages": [{"role": "user", "content": "x"}]})",
+       "in which the assistant says nothing"},
       {R"({"conversations": [{"from": "robot", "value": "x"}]})", "has a turn from \"robot\""},
       {R"({"conversations": [{"from": "human"}]})", "has no field 'value'"},
       {R"({"text": "\ud800"})", "line 2: it is not JSON"},
@@ -142,8 +146,9 @@ TEST_F(JsonLines, BadLinesAreNamedAndNothingIsWritten) {
   const auto chat = with_last(R"({"messages": [{"role": "user", "content": "x"}]})");
   EXPECT_THAT([&] { prepared(chat, "plain"); },
               ThrowsMessage<DataError>(HasSubstr("the tokenizer has no chat template")));
-  EXPECT_THAT([&] { prepare({.inputs = {folder_ / "x"}, .output = folder_ / "out", .json_lines = true}); },
-              ThrowsMessage<ConfigError>(HasSubstr("JSON lines need a tokenizer.json")));
+  EXPECT_THAT(
+      [&] { prepare({.inputs = {folder_ / "x"}, .output = folder_ / "out", .json_lines = true}); },
+      ThrowsMessage<ConfigError>(HasSubstr("JSON lines need a tokenizer.json")));
   folder_.write("model/tokenizer_config.json", R"({"eos_token": "<end>"})");
   EXPECT_THAT([&] { prepared(with_last("{\"text\": \"a\"}")); },
               ThrowsMessage<DataError>(HasSubstr("\"<end>\", which its tokenizer.json lacks")));

@@ -116,8 +116,8 @@ TEST(TokenizerJson, BadFilesAreNamed) {
   const TemporaryFolder folder;
   const auto good = fixture("llama3.json");
   const auto expect = [&](const json& file, const std::string& message) {
-    const auto path = folder.write("bad.json", file.is_string() ? file.get<std::string>()
-                                                                : file.dump());
+    const auto path =
+        folder.write("bad.json", file.is_string() ? file.get<std::string>() : file.dump());
     EXPECT_THAT([&] { Tokenizer::load(path); }, ThrowsMessage<DataError>(HasSubstr(message)));
     EXPECT_THAT([&] { Tokenizer::load(path); }, ThrowsMessage<DataError>(HasSubstr("bad.json")));
   };
@@ -130,7 +130,8 @@ TEST(TokenizerJson, BadFilesAreNamed) {
   expect("[1]", "is no object");
   expect("{}", "its 'model' has the model ''");
   expect(with("/model/type", "Unigram"), "the model 'Unigram', which libzero does not compute");
-  expect(with("/normalizer", {{"type", "Precompiled"}}), "its 'normalizer' has the normalizer 'Pre");
+  expect(with("/normalizer", {{"type", "Precompiled"}}),
+         "its 'normalizer' has the normalizer 'Pre");
   expect(with("/normalizer", {{"type", 7}}), "has the 'type' 7");
   expect(with("/pre_tokenizer", {{"type", "Whitespace"}}), "the pre_tokenizer 'Whitespace'");
   expect(with("/pre_tokenizer/pretokenizers/0/behavior", "Odd"), "the behavior 'Odd'");
@@ -153,7 +154,8 @@ TEST(TokenizerJson, BadFilesAreNamed) {
   expect(with("/model/vocab/a", 4000000000), "has the token 4000000000");
   expect(with("/model/merges/0", "abc"), "has the merge \"abc\" (number 0)");
   expect(with("/model/merges/3", {"q", "\u0416\u0416"}), "which its vocabulary lacks");
-  expect(with("/model/unk_token", "<none>"), "the unk_token \"<none>\", which its vocabulary lacks");
+  expect(with("/model/unk_token", "<none>"),
+         "the unk_token \"<none>\", which its vocabulary lacks");
   expect(with("/added_tokens/0/id", -3), "its 'added_tokens' has the 'id' -3");
   expect(with("/added_tokens/0/id", 99999999), "has the token 99999999");
   expect(with("/added_tokens", 3), "is no array");

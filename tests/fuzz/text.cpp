@@ -63,10 +63,13 @@ std::vector<std::string> seeds() {
       R"(0{"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\p{L}+|[^\\s\\p{N}]"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":true}]},"decoder":{"type":"ByteLevel"},)" +
           model + "}",
       R"(0{"normalizer":{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"lowercase":true},"pre_tokenizer":{"type":"BertPreTokenizer"},"decoder":{"type":"WordPiece","prefix":"##"},"model":{"type":"WordPiece","vocab":{"[UNK]":0,"a":1,"##b":2}}})",
-      "1{% for m in messages %}{% if loop.first and m.role == 'user' %}[{{ m.content|trim ~ eos_token }}]"
-      "{% else %}{% generation %}{{ m['content'][::-1] }}{% endgeneration %}{% endif %}{% endfor %}",
+      "1{% for m in messages %}{% if loop.first and m.role == 'user' %}[{{ m.content|trim ~ "
+      "eos_token }}]"
+      "{% else %}{% generation %}{{ m['content'][::-1] }}{% endgeneration %}{% endif %}{% endfor "
+      "%}",
       "1{% macro f(x, y=1) %}{{ x|tojson(indent=2) }}{{ y // 2 }}{% endmacro %}{% set ns = "
-      "namespace(a=[1, 2]) %}{% set ns.a = ns.a + [3] %}{{ f(ns.a) }}{{ messages|map(attribute='role')"
+      "namespace(a=[1, 2]) %}{% set ns.a = ns.a + [3] %}{{ f(ns.a) }}{{ "
+      "messages|map(attribute='role')"
       "|join(', ') }}{{ raise_exception('no') if not messages is defined }}",
       R"(2{"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"a"}]})",
       R"(2{"instruction":"i","input":"x","output":"o","history":[["q","a"]]})",

@@ -39,9 +39,9 @@ std::optional<std::string> template_in(const nlohmann::json& config, const fs::p
         each.contains("template") && each.at("template").is_string())
       return each.at("template").get<std::string>();
   }
-  throw DataError(
-      fmt::format("The chat_template of {} is neither a text nor a list with one called \"default\".",
-                  path.string()));
+  throw DataError(fmt::format(
+      "The chat_template of {} is neither a text nor a list with one called \"default\".",
+      path.string()));
 }
 
 bool is_answer(const OrderedJson& message) { return message.value("role", "") == "assistant"; }
@@ -50,7 +50,8 @@ jinja::Template read_template(std::string_view text, const std::string& source) 
   try {
     return jinja::Template(text);
   } catch (const Error& error) {
-    throw DataError(fmt::format("The chat template of {} cannot be used: {}.", source, error.what()));
+    throw DataError(
+        fmt::format("The chat template of {} cannot be used: {}.", source, error.what()));
   }
 }
 
@@ -101,8 +102,8 @@ jinja::Rendered ChatTemplate::render(const OrderedJson& messages, bool add_gener
   try {
     return template_.render(variables);
   } catch (const Error& error) {
-    throw DataError(fmt::format("The chat template of {} fails on these messages: {}.", source_,
-                                error.what()));
+    throw DataError(
+        fmt::format("The chat template of {} fails on these messages: {}.", source_, error.what()));
   }
 }
 
@@ -123,7 +124,8 @@ MarkedText ChatTemplate::marked_text(const OrderedJson& messages, const OrderedJ
     }
     const auto prompt = text(before, true, tools);
     before.push_back(message);
-    const auto answered = before.size() == messages.size() ? marked.text : text(before, false, tools);
+    const auto answered =
+        before.size() == messages.size() ? marked.text : text(before, false, tools);
     if (!answered.starts_with(prompt) || !marked.text.starts_with(answered)) {
       throw DataError(fmt::format(
           "The chat template of {} writes message {} otherwise when it is the last one, so the "

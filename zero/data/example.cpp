@@ -37,8 +37,8 @@ OrderedJson message(std::string_view role, std::string content) {
 OrderedJson messages_in(const OrderedJson& object, const char* key) {
   const auto& list = object.at(key);
   if (!list.is_array() || list.empty())
-    throw DataError(fmt::format("has the '{}' {}; it should be a list of messages", key,
-                                excerpt(list.dump())));
+    throw DataError(
+        fmt::format("has the '{}' {}; it should be a list of messages", key, excerpt(list.dump())));
   for (size_t i = 0; i < list.size(); ++i) {
     const auto& each = list[i];
     const bool good = each.is_object() && each.contains("role") && each.at("role").is_string() &&
@@ -97,8 +97,10 @@ Example of_alpaca(const OrderedJson& object, const std::optional<ChatTemplate>& 
 
 Example of_sharegpt(const OrderedJson& object, const std::optional<ChatTemplate>& chat_template) {
   static const std::map<std::string, std::string, std::less<>> roles{
-      {"human", "user"},    {"user", "user"},     {"gpt", "assistant"},
-      {"assistant", "assistant"}, {"system", "system"}, {"observation", "tool"}, {"tool", "tool"}};
+      {"human", "user"},    {"user", "user"},
+      {"gpt", "assistant"}, {"assistant", "assistant"},
+      {"system", "system"}, {"observation", "tool"},
+      {"tool", "tool"}};
   const auto& turns = object.at("conversations");
   if (!turns.is_array() || turns.empty())
     throw DataError(fmt::format("has the 'conversations' {}; it should be a list of turns",
@@ -131,9 +133,9 @@ Example of_prompt_and_completion(const OrderedJson& object,
   for (const auto& each : messages_in(object, "completion")) messages.push_back(each);
   auto example = of_conversation(messages, object, chat_template);
   // Answers within the prompt are not learned.
-  const auto answers_asked = std::count_if(
-      messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(asked),
-      [](const OrderedJson& each) { return each.value("role", "") == "assistant"; });
+  const auto answers_asked =
+      std::count_if(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(asked),
+                    [](const OrderedJson& each) { return each.value("role", "") == "assistant"; });
   auto& answers = example.text.answers;
   answers.erase(answers.begin(),
                 answers.begin() + std::min<std::ptrdiff_t>(
@@ -152,7 +154,8 @@ Example read_example(std::string_view line, const std::optional<ChatTemplate>& c
   } catch (const Error& error) {
     throw DataError(error.what());
   }
-  if (!object.is_object()) throw DataError(fmt::format("is {}, and no object", excerpt(object.dump())));
+  if (!object.is_object())
+    throw DataError(fmt::format("is {}, and no object", excerpt(object.dump())));
   if (has(object, "messages"))
     return of_conversation(messages_in(object, "messages"), object, chat_template);
   if (has(object, "conversations")) return of_sharegpt(object, chat_template);
@@ -163,8 +166,7 @@ Example read_example(std::string_view line, const std::optional<ChatTemplate>& c
     const size_t size = text.size();
     return {{std::move(text), {{0, size}}}, false};
   }
-  throw DataError(
-      "has none of the fields text, prompt, messages, instruction and conversations");
+  throw DataError("has none of the fields text, prompt, messages, instruction and conversations");
 }
 
 }  // namespace zero

@@ -27,7 +27,8 @@ void LineWriter::refuse(size_t offset, std::string_view why) const {
   const auto pieces = text_.pieces(place.begin, offset);
   for (auto piece = pieces(); !piece.empty(); piece = pieces())
     line += static_cast<size_t>(std::count(piece.begin(), piece.end(), '\n'));
-  throw DataError(fmt::format("{}, line {}: it {}. Nothing was written.", place.file.string(), line, why));
+  throw DataError(
+      fmt::format("{}, line {}: it {}. Nothing was written.", place.file.string(), line, why));
 }
 
 void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t& tokens,

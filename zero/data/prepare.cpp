@@ -96,7 +96,7 @@ constexpr std::string_view kFiles[] = {"train.bin",
                                        "generation_config.json",
                                        "special_tokens_map.json"};
 
-// What of them belongs to a tokenizer.json.
+// These belong to a tokenizer.json.
 constexpr std::string_view kCompanions[] = {"tokenizer_config.json", "chat_template.jinja",
                                             "special_tokens_map.json"};
 

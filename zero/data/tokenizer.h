@@ -17,8 +17,8 @@ namespace tokenizers {
 class Codec;
 }  // namespace tokenizers
 
-/// Whether the tokens that a tokenizer puts before and behind a text, such as <s> or [CLS], are
-/// there.
+/// Says whether the tokens that a tokenizer puts before and behind a text, such as <s> or [CLS],
+/// are there.
 enum class SpecialTokens : uint8_t { without, with };
 
 /// Bytes, a tokenizer.json of Hugging Face's, or a sentencepiece model. Copies share what was

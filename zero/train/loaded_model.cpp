@@ -55,7 +55,8 @@ std::vector<int64_t> end_tokens(const std::filesystem::path& folder, const Token
     }
   }
   const auto end = special_token(tokenizer.file().parent_path(), "eos_token");
-  if (const auto token = end.empty() ? std::nullopt : tokenizer.token(end)) tokens.push_back(*token);
+  if (const auto token = end.empty() ? std::nullopt : tokenizer.token(end))
+    tokens.push_back(*token);
   return tokens;
 }
 

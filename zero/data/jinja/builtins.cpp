@@ -135,8 +135,8 @@ Value chosen(const Arguments& a, bool by_attribute, bool keep) {
   List out;
   for (const auto& each : a.values[0].elements()) {
     const auto subject = by_attribute ? attribute_of(each, need_string(a.get(1, ""))) : each;
-    const bool holds = function == nullptr ? subject.truth()
-                                           : function(rest_of(a, place + 1, subject)).truth();
+    const bool holds =
+        function == nullptr ? subject.truth() : function(rest_of(a, place + 1, subject)).truth();
     if (holds == keep) out.push_back(each);
   }
   return out;
@@ -270,7 +270,8 @@ const Table& tests() {
                       x.undefined());
        }},
       {"boolean", [](const Arguments& a) { return Value(a.values[0].boolean()); }},
-      {"true", [](const Arguments& a) { return Value(a.values[0].boolean() && a.values[0].truth()); }},
+      {"true",
+       [](const Arguments& a) { return Value(a.values[0].boolean() && a.values[0].truth()); }},
       {"false",
        [](const Arguments& a) { return Value(a.values[0].boolean() && !a.values[0].truth()); }},
       {"number", [](const Arguments& a) { return Value(a.values[0].number()); }},
@@ -352,7 +353,9 @@ Value method_of_string(const std::string& text, std::string_view name, const Arg
 
 }  // namespace
 
-Builtin find_filter(std::string_view name) { return find_in(filters(), name == "d" ? "default" : name); }
+Builtin find_filter(std::string_view name) {
+  return find_in(filters(), name == "d" ? "default" : name);
+}
 Builtin find_test(std::string_view name) {
   if (name == "==") name = "eq";
   if (name == "!=") name = "ne";
@@ -374,8 +377,7 @@ Value call_method(const Value& object, std::string_view name, const Arguments& a
       return out;
     }
   }
-  if (object.undefined())
-    throw Fault(fmt::format("'{}' of an undefined value is called", name));
+  if (object.undefined()) throw Fault(fmt::format("'{}' of an undefined value is called", name));
   throw Fault(fmt::format("the method '{}' of {} is not supported", name, object.kind()));
 }
 
@@ -392,22 +394,24 @@ Dict functions() {
 
 Value compute(std::string_view sign, const Value& x, const Value& y) {
   if (sign == "~") return x.text() + y.text();
-  if (sign == "+" && x.string() != nullptr && y.string() != nullptr) return *x.string() + *y.string();
+  if (sign == "+" && x.string() != nullptr && y.string() != nullptr)
+    return *x.string() + *y.string();
   if (sign == "+" && x.list() != nullptr && y.list() != nullptr) {
     auto all = *x.list();
     all.insert(all.end(), y.list()->begin(), y.list()->end());
     return all;
   }
   if (sign == "*" && x.string() != nullptr && y.integer()) {
-    if (y.as_integer() > 0 && x.string()->size() * static_cast<size_t>(y.as_integer()) > kMostElements)
+    if (y.as_integer() > 0 &&
+        x.string()->size() * static_cast<size_t>(y.as_integer()) > kMostElements)
       throw Fault("a string becomes too long");
     std::string out;
     for (int64_t i = 0; i < y.as_integer(); ++i) out += *x.string();
     return out;
   }
   if (!x.number() || !y.number()) {
-    throw Fault(
-        fmt::format("the operator '{}' between {} and {} is not supported", sign, x.kind(), y.kind()));
+    throw Fault(fmt::format("the operator '{}' between {} and {} is not supported", sign, x.kind(),
+                            y.kind()));
   }
   const double a = x.as_double();
   const double b = y.as_double();

@@ -1,4 +1,4 @@
-// What templates can call: filters, tests, methods and functions.
+// Templates can call these: filters, tests, methods and functions.
 #pragma once
 
 #include <string_view>
@@ -21,7 +21,7 @@ Dict functions();
 
 /// Python's operators: + - * / // % ** and ~.
 Value compute(std::string_view sign, const Value& left, const Value& right);
-/// Whether `container` has `element`.
+/// Returns whether `container` has `element`.
 bool contains(const Value& container, const Value& element);
 
 }  // namespace zero::jinja

@@ -103,9 +103,9 @@ class Lexer {
   void read_comment() {
     const size_t close = text_.find("#}", at_);
     if (close == std::string::npos) fail("a comment does not end");
-    line_ += static_cast<size_t>(std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_),
-                                            text_.begin() + static_cast<std::ptrdiff_t>(close),
-                                            '\n'));
+    line_ +=
+        static_cast<size_t>(std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_),
+                                       text_.begin() + static_cast<std::ptrdiff_t>(close), '\n'));
     end(close, true);
   }
 

@@ -12,7 +12,7 @@
 
 namespace zero::jinja {
 
-/// What a rendering has: variables by scope, and the text so far.
+/// A rendering has variables by scope, and the text so far.
 class State {
  public:
   explicit State(Dict globals) : scopes_{std::move(globals)} {}
@@ -125,8 +125,8 @@ Value slice_of(const Value& object, const Value& from, const Value& to, const Va
   const auto place = [&](const Value& value, int64_t otherwise) {
     if (value.none()) return otherwise;
     const int64_t index = value.as_integer();
-    return std::clamp(index < 0 ? std::max(index, -size) + size : index,
-                      int64_t{step < 0 ? -1 : 0}, step < 0 ? size - 1 : size);
+    return std::clamp(index < 0 ? std::max(index, -size) + size : index, int64_t{step < 0 ? -1 : 0},
+                      step < 0 ? size - 1 : size);
   };
   const auto negative = [&](const Value& value) {  // beyond the beginning, backwards
     return step < 0 && !value.none() && value.as_integer() < -size;
@@ -332,16 +332,15 @@ class Parser {
             state.step();
             bind(state, variables, all[at]);
           });
-          state.set("loop",
-                    Dict{{"index", i + 1},
-                         {"index0", i},
-                         {"revindex", size - i},
-                         {"revindex0", size - i - 1},
-                         {"length", size},
-                         {"first", i == 0},
-                         {"last", i + 1 == size},
-                         {"previtem", i > 0 ? all[at - 1] : Value()},
-                         {"nextitem", i + 1 < size ? all[at + 1] : Value()}});
+          state.set("loop", Dict{{"index", i + 1},
+                                 {"index0", i},
+                                 {"revindex", size - i},
+                                 {"revindex0", size - i - 1},
+                                 {"length", size},
+                                 {"first", i == 0},
+                                 {"last", i + 1 == size},
+                                 {"previtem", i > 0 ? all[at - 1] : Value()},
+                                 {"nextitem", i + 1 < size ? all[at + 1] : Value()}});
           body(state);
         });
         const auto jump = std::exchange(state.jump, State::Jump::none);
@@ -358,8 +357,7 @@ class Parser {
     const auto assign = [targets, member](State& state, Value value) {
       if (member.empty()) return bind(state, targets, value);
       const auto space = state.look_up(targets[0]);
-      if (space.dict() == nullptr)
-        throw Fault(fmt::format("'{}' is no namespace", targets[0]));
+      if (space.dict() == nullptr) throw Fault(fmt::format("'{}' is no namespace", targets[0]));
       State::put(*space.dict(), member, std::move(value));
     };
     if (accept("=")) {
@@ -538,10 +536,9 @@ class Parser {
   Expression chain(std::initializer_list<std::string_view> signs, const Next& next) {
     auto left = next();
     while (true) {
-      const auto found =
-          std::find_if(signs.begin(), signs.end(), [&](auto sign) {
-            return peek().kind == TokenKind::sign && peek().text == sign;
-          });
+      const auto found = std::find_if(signs.begin(), signs.end(), [&](auto sign) {
+        return peek().kind == TokenKind::sign && peek().text == sign;
+      });
       if (found == signs.end()) return left;
       take();
       left = [sign = *found, left = std::move(left), right = next()](State& state) {
@@ -690,9 +687,9 @@ class Parser {
   }
 
   Expression attribute(Expression object) {
-    const auto member =
-        peek().kind == TokenKind::integer ? Value(static_cast<int64_t>(std::stoi(take().text)))
-                                          : Value(name());
+    const auto member = peek().kind == TokenKind::integer
+                            ? Value(static_cast<int64_t>(std::stoi(take().text)))
+                            : Value(name());
     if (!accept("(")) {
       return [object = std::move(object), member](State& state) {
         return member_of(object(state), member);

@@ -71,9 +71,9 @@ double Value::as_double() const {
 }
 
 std::string_view Value::kind() const {
-  constexpr std::string_view kKinds[] = {"an undefined value", "none",     "a boolean",
-                                         "an integer",         "a number", "a string",
-                                         "a list",             "a dict",   "a function"};
+  constexpr std::string_view kKinds[] = {
+      "an undefined value", "none",   "a boolean", "an integer", "a number",
+      "a string",           "a list", "a dict",    "a function"};
   return kKinds[data_.index()];
 }
 

@@ -28,7 +28,7 @@ using List = std::vector<Value>;
 using Dict = std::vector<std::pair<std::string, Value>>;
 using Function = std::function<Value(const Arguments&)>;
 
-/// What no variable has: it prints as nothing, and has no attributes.
+/// The value of a name that no variable has: it prints as nothing, and has no attributes.
 struct Undefined {
   std::string name;
 };
@@ -93,12 +93,12 @@ class Value {
   }
   void write_json(std::string& out, int64_t indent, int64_t depth) const;
 
-  std::variant<Undefined, std::nullptr_t, bool, int64_t, double, std::string,
-               std::shared_ptr<List>, std::shared_ptr<Dict>, std::shared_ptr<Function>>
+  std::variant<Undefined, std::nullptr_t, bool, int64_t, double, std::string, std::shared_ptr<List>,
+               std::shared_ptr<Dict>, std::shared_ptr<Function>>
       data_;
 };
 
-/// What a function, filter or test is called with.
+/// A function, filter or test is called with these.
 struct Arguments {
   List values;
   Dict named;

@@ -22,8 +22,8 @@ struct AddedToken {
 /// A part of a text: a token that was found, or what is between them.
 struct TextPart {
   std::string_view text;
-  bool first = false;         ///< it begins where the whole text does
-  int64_t token = -1;         ///< -1: text
+  bool first = false;  ///< it begins where the whole text does
+  int64_t token = -1;  ///< -1: text
 };
 
 /// Finds tokens in text: the leftmost, and of those the longest. Any number of threads.

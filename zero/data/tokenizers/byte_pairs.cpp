@@ -52,12 +52,12 @@ void BytePairs::add_merge(const nlohmann::json& merge, uint32_t rank) {
     const auto blank = text.find(' ');
     good = blank != std::string::npos && text.find(' ', blank + 1) == std::string::npos;
     if (good) sides = {text.substr(0, blank), text.substr(blank + 1)};
-  } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+  } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+             merge[1].is_string()) {
     good = true;
     sides = {merge[0].get<std::string>(), merge[1].get<std::string>()};
   }
-  if (!good)
-    throw Error(fmt::format("has the merge {} (number {})", excerpt(merge.dump()), rank));
+  if (!good) throw Error(fmt::format("has the merge {} (number {})", excerpt(merge.dump()), rank));
   std::array<uint32_t, 3> tokens{};
   size_t at = 0;
   for (const auto& piece : {sides[0], sides[1], sides[0] + sides[1]}) {

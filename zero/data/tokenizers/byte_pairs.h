@@ -29,7 +29,8 @@ class BytePairs final : public VocabularyModel {
   bool ignore_merges_;                          // for a word that is a piece
   bool fuse_unknown_;
   std::optional<uint32_t> unknown_;
-  std::array<std::optional<uint32_t>, 256> bytes_{};  // by which a character without a piece is told
+  std::array<std::optional<uint32_t>, 256>
+      bytes_{};  // by which a character without a piece is told
 };
 
 }  // namespace zero::tokenizers

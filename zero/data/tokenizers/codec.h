@@ -1,4 +1,4 @@
-// What a kind of tokenizer can do; zero::Tokenizer is the front.
+// The interface of a kind of tokenizer; zero::Tokenizer is the front.
 #pragma once
 
 #include <cstdint>

@@ -81,9 +81,9 @@ Decoder metaspace_decoder(const Json& json) {
 
 Decoder word_piece_decoder(const Json& json) {
   constexpr std::pair<std::string_view, std::string_view> kCleaned[] = {
-      {" .", "."},     {" ?", "?"},   {" !", "!"},           {" ,", ","},   {" ' ", "'"},
-      {" n't", "n't"}, {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"},
-      {" 're", "'re"}};
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
   return [prefix = required<std::string>(json, "prefix"),
           clean = optional_member(json, "cleanup", true), kCleaned](Pieces pieces) {
     for (size_t i = 0; i < pieces.size(); ++i) {

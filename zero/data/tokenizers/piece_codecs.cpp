@@ -107,8 +107,8 @@ class ByteCodec final : public PieceCodec {
 
 class SentencePieceCodec final : public PieceCodec {
  public:
-  using PieceCodec::PieceCodec;
   using PieceCodec::encode;
+  using PieceCodec::PieceCodec;
   void encode(const TextInput& text, const TokenOutput& tokens) const override {
     TokenStream stream(vocab_size());
     run_filter({find_program(), "encode", file().string()}, text,

@@ -69,8 +69,8 @@ Words split_at(const Words& words, Behavior behavior, bool invert, const Each& e
     });
     add(done, word.text.size(), invert);
     for (const auto& part : parts) {
-      out.push_back({word.text.substr(part.begin, part.end - part.begin),
-                     word.first && part.begin == 0});
+      out.push_back(
+          {word.text.substr(part.begin, part.end - part.begin), word.first && part.begin == 0});
     }
   }
   return out;
@@ -95,10 +95,9 @@ PreTokenizer byte_level(const Json& json) {
       if (space && !word.text.starts_with(' ')) word.text.insert(0, " ");
     }
     if (regex != nullptr) {
-      words = split_at(words, Behavior::isolated, false,
-                       [&](std::string_view text, const auto& on_match) {
-                         regex->each(text, on_match);
-                       });
+      words = split_at(
+          words, Behavior::isolated, false,
+          [&](std::string_view text, const auto& on_match) { regex->each(text, on_match); });
     }
     for (auto& word : words) word.text = bytes_to_characters(word.text);
     return words;
@@ -170,8 +169,7 @@ PreTokenizer make_pre_tokenizer(const nlohmann::json& json) {
         [](const Words& words) { return split_at_characters(words, Behavior::removed, is_white); };
   }
   if (type == "Punctuation") {
-    const auto behavior =
-        behavior_of(optional_member<std::string>(json, "behavior", "Isolated"));
+    const auto behavior = behavior_of(optional_member<std::string>(json, "behavior", "Isolated"));
     return [behavior](const Words& words) {
       return split_at_characters(words, behavior, is_punctuation);
     };

@@ -95,10 +95,9 @@ Regex::Regex(std::string_view pattern) {
   const auto translated = translate(pattern);
   int error = 0;
   PCRE2_SIZE at = 0;
-  auto* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at,
-                    nullptr);
+  auto* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                             &error, &at, nullptr);
   if (code == nullptr) {
     throw Error(fmt::format("has the pattern {}, which cannot be read: {}", in_quotes(pattern),
                             pcre2_message(error)));

@@ -37,8 +37,7 @@ std::pair<Ids, Ids> template_tokens(const Json& json) {
       continue;
     }
     const auto name = required<std::string>(member(each, "SpecialToken"), "id");
-    const auto& ids =
-        required_array(member(member(json, "special_tokens"), name.c_str()), "ids");
+    const auto& ids = required_array(member(member(json, "special_tokens"), name.c_str()), "ids");
     for (const auto& id : ids) {
       if (!id.is_number_unsigned()) throw Error(fmt::format("has the token {}", id.dump()));
       (behind ? around.second : around.first).push_back(id.get<uint32_t>());

@@ -35,8 +35,8 @@ std::optional<uint32_t> VocabularyModel::find(std::string_view piece) const {
 
 std::unique_ptr<const VocabularyModel> make_vocabulary_model(const nlohmann::json& json) {
   // Old files do not name the type of a BPE.
-  const auto type = optional_member<std::string>(
-      json, "type", member(json, "merges").is_array() ? "BPE" : "");
+  const auto type =
+      optional_member<std::string>(json, "type", member(json, "merges").is_array() ? "BPE" : "");
   if (type == "BPE") return std::make_unique<BytePairs>(json);
   if (type == "WordPiece") return std::make_unique<WordPiece>(json);
   unknown("model", type);
