@@ -110,11 +110,10 @@ int generate(const Arguments& arguments) {
   options.on_token = [&](int64_t token) { printer.add(token); };
   const train::EvaluationMode evaluation(model.module());
   if (!chat) fmt::print("{}", printable(prompt, "\n\t"));
+  const auto logits = cached_logits(model);
   zero::generate(
       tokens,
-      [&](const at::Tensor& seen) {
-        return model.logits_last(seen).to(at::kFloat).narrow(1, 0, drawn);
-      },
+      [&](const at::Tensor& seen) { return logits(seen).to(at::kFloat).narrow(1, 0, drawn); },
       options);
   printer.finish();
   return 0;

@@ -33,12 +33,14 @@ class JsonLines : public ::testing::Test {
       "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"})");
   }
 
-  PrepareResult prepared(const std::string& lines, const std::string& tokenizer = "model",
-                         double validation = 0.4) const {
+  // The last line validates.
+  PrepareResult prepared(const std::string& lines, const std::string& tokenizer = "model") const {
+    const auto last = lines.size() - lines.rfind('\n', lines.size() - 2) - 1;
     return prepare({.inputs = {folder_.write("lines.jsonl", lines)},
                     .output = folder_ / "out",
                     .tokenizer = folder_ / tokenizer,
-                    .validation_fraction = validation,
+                    .validation_fraction =
+                        (static_cast<double>(last) + 0.5) / static_cast<double>(lines.size()),
                     .json_lines = true,
                     .overwrite = true});
   }
@@ -66,7 +68,6 @@ class JsonLines : public ::testing::Test {
   const TemporaryFolder folder_;
 };
 
-// The last line validates.
 std::string with_last(const std::string& lines) {
   return lines + "\n{\"text\": \"the last line\"}\n";
 }
@@ -89,7 +90,7 @@ TEST_F(JsonLines, TheAnswersAloneAreLearned) {
   for (const auto& [line, expected] : cases) {
     std::string one = line;
     one.erase(std::remove(one.begin(), one.end(), '\n'), one.end());
-    const auto result = prepared(with_last(one), "model", 0.3);
+    const auto result = prepared(with_last(one));
     EXPECT_EQ(marked(), expected) << line;
     EXPECT_EQ(result.documents, 2);
   }

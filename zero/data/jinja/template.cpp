@@ -73,7 +73,7 @@ class State {
   enum class Jump : unsigned char { none, broken, continued } jump = Jump::none;
 
  private:
-  static constexpr int64_t kMostSteps = 20'000'000;
+  static constexpr int64_t kMostSteps = 3'000'000;
   static constexpr size_t kMostText = size_t{256} << 20;
   static constexpr int kMostDepth = 60;
 

@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 
 #include "zero/base/error.h"
+#include "zero/models/language/language_model.h"
+#include "zero/models/layers/key_value_cache.h"
 
 namespace zero {
 namespace {
@@ -77,6 +80,27 @@ std::vector<int64_t> generate(std::span<const int64_t> prompt, const LastLogits&
     if (options.on_token) options.on_token(token);
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
+}
+
+LastLogits cached_logits(LanguageModel& model) {
+  struct State {
+    KeyValueCache cache;
+    std::vector<int64_t> text;
+  };
+  return [&model, state = std::make_shared<State>()](const at::Tensor& tokens) {
+    auto& [cache, text] = *state;
+    const auto* begin = tokens.const_data_ptr<int64_t>();
+    const std::vector<int64_t> now(begin, begin + tokens.numel());
+    const bool grows =
+        now.size() > text.size() && std::equal(text.begin(), text.end(), now.begin());
+    if (!grows) {
+      cache.clear();
+      text.clear();
+    }
+    const auto known = static_cast<int64_t>(text.size());
+    text = now;
+    return model.logits_next(tokens.narrow(1, known, tokens.size(1) - known), cache);
+  };
 }
 
 }  // namespace zero

@@ -10,6 +10,8 @@
 
 namespace zero {
 
+class LanguageModel;
+
 struct GenerateOptions {
   int64_t tokens = 256;      ///< how many to generate
   int64_t context = 1024;    ///< the model sees at most so many tokens, the last ones
@@ -28,6 +30,11 @@ struct GenerateOptions {
 /// (1, T) int64 tokens -> (1, V) logits of the next token. T grows to GenerateOptions::context.
 /// Called without gradients, once a token.
 using LastLogits = std::function<at::Tensor(const at::Tensor& tokens)>;
+
+/// Makes a LastLogits of a model, which is borrowed, on the CPU: it keeps keys and values, and so
+/// computes only those tokens that the text has more than the last time. Once the text slides at
+/// the context, each call computes all of it.
+LastLogits cached_logits(LanguageModel& model);
 
 /// Continues `prompt` and returns the new tokens, without the prompt. ConfigError for an empty
 /// prompt or options out of range; zero::Error when a logit is NaN or infinite upwards.
