@@ -31,5 +31,6 @@
 #include "zero/optim/loss_scaler.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/schedule.h"
+#include "zero/planner/planner.h"
 #include "zero/store/build_on_disk.h"
 #include "zero/train/layer_major.h"

@@ -11,11 +11,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -154,48 +152,12 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
   return std::nullopt;
 }
 
-enum class Of { flops, bytes };
-
-/// "16GB/s" and the like, of FLOPs "50T"; 0 for nothing. Throws ConfigError.
-double speed_of(const char* option, const std::string& text, Of what = Of::bytes) {
-  if (text.empty()) return 0;
-  std::string_view rest = text;
-  const auto ends_with = [&](std::string_view suffix) {
-    if (!rest.ends_with(suffix)) return false;
-    rest.remove_suffix(suffix.size());
-    return true;
-  };
-  ends_with("/s");
-  double scale = 1;
-  if (what == Of::flops) {
-    if (!ends_with("FLOPS")) ends_with("FLOP");
-  } else if (ends_with("bit")) {
-    scale = 1.0 / 8;
-  } else {
-    ends_with("B");
-  }
-  for (const auto& [prefix, power] :
-       {std::pair{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}}) {
-    if (!ends_with(prefix)) continue;
-    scale *= power;
-    break;
-  }
-  double number = 0;
-  if (!CLI::detail::lexical_cast(std::string(rest), number) || !std::isfinite(number) ||
-      !(number > 0)) {
-    throw ConfigError(
-        fmt::format("{} is '{}'; it should be a number above 0 with k, M, G, T or P, as {}.",
-                    option, text, what == Of::flops ? "50T" : "16GB/s or 10Gbit"));
-  }
-  return number * scale;
-}
-
 paging::Speeds speeds_of(const Options& options) {
-  const paging::Speeds speeds{.compute = speed_of("--flops", options.compute, Of::flops),
-                              .link = speed_of("--link", options.link),
-                              .pcie = speed_of("--pcie", options.pcie),
-                              .disk = speed_of("--disk", options.disk),
-                              .update = speed_of("--update", options.update)};
+  const paging::Speeds speeds{.compute = quantity("--flops", options.compute, Quantity::flops),
+                              .link = quantity("--link", options.link, Quantity::bytes),
+                              .pcie = quantity("--pcie", options.pcie, Quantity::bytes),
+                              .disk = quantity("--disk", options.disk, Quantity::bytes),
+                              .update = quantity("--update", options.update, Quantity::bytes)};
   const auto need = [](bool needed, double speed, const char* option, const char* why) {
     if (needed && speed == 0)
       throw ConfigError(fmt::format("{} needs {} too: give the speed.", why, option));

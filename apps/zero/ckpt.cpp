@@ -12,6 +12,7 @@
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/manifest.h"
+#include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
 
 namespace zero::app {
@@ -51,13 +52,14 @@ void inspect(const std::filesystem::path& folder, bool parameters) {
   }
 }
 
-void prune(const std::filesystem::path& folder, int64_t last, int64_t every) {
+void prune(const std::filesystem::path& folder, int64_t last, int64_t every, bool keeps_best) {
   const train::RunFolder run(folder);
   const auto all = run.checkpoints();
   const auto kept = std::min(all.size(), static_cast<size_t>(last));
   const int64_t oldest = kept > 0 ? all[all.size() - kept] : 0;
+  const auto best = keeps_best ? train::best_checkpoint(run) : std::nullopt;
   const auto keeps = [&](int64_t step) {
-    return step >= oldest || (every > 0 && step % every == 0);
+    return step >= oldest || (every > 0 && step % every == 0) || step == best;
   };
   // The newest must be sound before anything goes.
   if (!all.empty()) verify(run.checkpoint(all.back()), read_manifest(run.checkpoint(all.back())));
@@ -90,6 +92,8 @@ int ckpt(const Arguments& arguments) {
   prunes->add_option("--keep-every", every, "Steps whose multiples stay too; 0: none")
       ->capture_default_str()
       ->check(not_negative());
+  bool best = false;
+  prunes->add_flag("--keep-best", best, "The one with the lowest validation loss stays too");
   const CheckpointConversions conversions(parser);
   parser.require_subcommand(1);
   if (const auto status = parser.read(arguments)) return *status;
@@ -99,7 +103,7 @@ int ckpt(const Arguments& arguments) {
     verify(folder, manifest);
     fmt::print("{} is sound: step {}, {} files\n", folder, manifest.steps, manifest.files.size());
   }
-  if (prunes->parsed()) prune(folder, last, every);
+  if (prunes->parsed()) prune(folder, last, every, best);
   return conversions.run();
 }
 

@@ -20,6 +20,7 @@ constexpr Subcommand kSubcommands[] = {
     {"generate", "continue a text with a model from a folder", generate},
     {"ckpt", "show, check, convert and compare checkpoints, and remove old ones", ckpt},
     {"bench", "measure collectives, links, disks and training steps", bench},
+    {"plan", "say before a run what fits on which machines, and how fast it is", plan_run},
     {"config", "check a configuration file and show what is in force", config},
     {"doctor", "check this machine for training, and say what to change", doctor},
     {"launch", "run any program as the ranks of a job on this host", launch},

@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <string_view>
+#include <utility>
 
 #include "zero/base/error.h"
 
@@ -51,6 +54,39 @@ void refuse_repetition(const CLI::Option& option, const std::string& program) {
 
 CLI::Validator positive() { return number_check("POSITIVE", "above 0", false); }
 CLI::Validator not_negative() { return number_check("NONNEGATIVE", "of 0 or more", true); }
+
+double quantity(const char* option, const std::string& text, Quantity what) {
+  if (text.empty()) return 0;
+  std::string_view rest = text;
+  const auto ends_with = [&](std::string_view suffix) {
+    if (!rest.ends_with(suffix)) return false;
+    rest.remove_suffix(suffix.size());
+    return true;
+  };
+  ends_with("/s");
+  double scale = 1;
+  if (what == Quantity::flops) {
+    if (!ends_with("FLOPS")) ends_with("FLOP");
+  } else if (ends_with("bit")) {
+    scale = 1.0 / 8;
+  } else {
+    ends_with("B");
+  }
+  for (const auto& [prefix, power] :
+       {std::pair{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}}) {
+    if (!ends_with(prefix)) continue;
+    scale *= power;
+    break;
+  }
+  double number = 0;
+  if (!CLI::detail::lexical_cast(std::string(rest), number) || !std::isfinite(number) ||
+      !(number > 0)) {
+    throw ConfigError(
+        fmt::format("{} is '{}'; it should be a number above 0 with k, M, G, T or P, as {}.",
+                    option, text, what == Quantity::flops ? "50T" : "16GB/s or 10Gbit"));
+  }
+  return number * scale;
+}
 
 OptionParser::OptionParser(std::string name, std::string description, const std::string& program)
     : CLI::App(std::move(description), program + " " + std::move(name)) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,5 +29,11 @@ class OptionParser : public CLI::App {
 /// Checks of numbers. Their errors name the number, and say what it should be.
 CLI::Validator positive();
 CLI::Validator not_negative();
+
+/// Returns the number that a text like "16GB/s", "400Gbit" (of bytes) or "50T" (of FLOPs) says,
+/// with k, M, G, T or P for powers of 1000; 0 for an empty text. Throws ConfigError naming
+/// `option`.
+enum class Quantity : uint8_t { flops, bytes };
+double quantity(const char* option, const std::string& text, Quantity what);
 
 }  // namespace zero::app

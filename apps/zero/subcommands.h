@@ -32,6 +32,7 @@ int data(const Arguments& arguments);
 int generate(const Arguments& arguments);
 int ckpt(const Arguments& arguments);
 int bench(const Arguments& arguments);
+int plan_run(const Arguments& arguments);
 int doctor(const Arguments& arguments);
 
 }  // namespace zero::app

@@ -1,6 +1,7 @@
 // `zero train`: a language model on tokens.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
@@ -118,8 +119,9 @@ int train(const Arguments& arguments) {
   auto asked = run_asked_for(line, text, origin);
   const auto as_given =
       line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
-  const bool restarted = comm::restarted();
-  const auto resume = train::with_auto_resume(asked.program, restarted);
+  const auto jobs = comm::launched_jobs();
+  const bool restarted = std::ranges::any_of(jobs, &comm::LaunchedJob::restarted);
+  const auto resume = train::with_auto_resume(asked.program, jobs);
   asked.program = resume;
   if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
   const auto saved = asked.program.resume
@@ -138,15 +140,24 @@ int train(const Arguments& arguments) {
     if (origin.empty()) origin = "The checkpoint";
   }
   auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
-  // The command line of a job that was started again is that of the ranks that it had at first.
+  // A job that was started again has steps of as many samples as before. If no checkpoint of its
+  // own says how many, the command line does, for the ranks that the job had at first.
   const int first_ranks = ranks_at_first();
-  const bool fewer =
-      restarted && first_ranks > 0 && first_ranks != ranks.size() && (asked.batch || !saved);
-  if (fewer) keep_batch(file, as_given, first_ranks, ranks.size());
+  const bool own = saved && train::is_started_again(train::RunFolder(asked.program.out), jobs);
+  const bool kept = own || (restarted && first_ranks > 0 && first_ranks != ranks.size() &&
+                            (asked.batch || !saved));
+  if (own) {
+    keep_batch(file, fields::Json::parse(saved->configuration), saved->ranks, ranks.size());
+  } else if (kept) {
+    const auto meant =
+        saved ? line.over(fields::with_present_names(fields::parse_json(text, origin), origin))
+              : as_given;
+    keep_batch(file, meant, first_ranks, ranks.size());
+  }
   auto settings =
       Settings::parse(dump(file), ranks.size(), origin, {.lenient = line.lenient, .warn = tell});
   line.apply(settings);
-  if (fewer) {
+  if (kept) {
     settings.engine.gradient_accumulation_steps =
         file.value("gradient_accumulation_steps", int64_t{1});
   }

@@ -187,6 +187,99 @@ TEST_F(TrainResume, TheRanksThatAreLeftKeepTheGlobalBatch) {
   }
 }
 
+// The micro-batches of the checkpoint, which the command line does not repeat, are those of two
+// ranks.
+TEST_F(TrainResume, TheRanksThatAreLeftKeepTheGlobalBatchOfAResumedRun) {
+  train_four_steps();
+  Program job({ZERO_PROGRAM, "launch", "-n", "2", "--max-restarts", "2", "--min-ranks", "1", "--",
+               ZERO_PROGRAM, "train", "--out", folder_.out(), "--resume", "--steps", "40",
+               "--micro-batch", "4"});
+  ASSERT_TRUE(folder_.wait_for_step(9));
+  kill(children_of(job.pid()).at(0), SIGKILL);
+  const auto outcome = job.wait();
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("512 tokens (ranks 2 x micro-batches 2 x sequences 4 x 32)"),
+                    HasSubstr("512 tokens (ranks 1 x micro-batches 4 x sequences 4 x 32)")));
+}
+
+TEST_F(TrainResume, AJobThatIsStartedAgainGoesOnWithItsOwnRunAndNoOther) {
+  train_four_steps();
+  const auto again = [&](const std::string& job, const std::vector<std::string>& more) {
+    auto words = with_steps("6");
+    words.insert(words.end(), more.begin(), more.end());
+    return test::run(folder_.command(words), {{"SLURM_JOB_ID", job}, {"SLURM_RESTART_COUNT", "1"}});
+  };
+  // The job's first attempt came to nothing, and the folder has somebody else's run.
+  auto outcome = again("7", {});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("holds an earlier run"));
+  outcome = again("7", {"--resume", "4"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("resumed   at step 5\n"));
+  // Now it is the job's, whatever else the options say.
+  for (const auto& more : {std::vector<std::string>{"--overwrite"}, {"--resume", "4"}}) {
+    outcome = again("7", more);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(folder_.steps().size(), 6u);
+    EXPECT_THAT(outcome.out, Not(HasSubstr("resumed   at step 5")));
+  }
+  outcome = again("8", {"--overwrite"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, Not(HasSubstr("resumed")));
+  EXPECT_EQ(folder_.steps().size(), 6u);
+}
+
+TEST_F(TrainResume, AFullDiskCostsTheSavesAndNotTheRun) {
+  auto words = with_steps("6");
+  words.insert(words.end(), {"--nproc", "1"});
+  ASSERT_EQ(folder_.train(words, "whole").status, 0);
+  // The weights fit into a file, and a checkpoint does not.
+  const auto weights = folder_.weights("whole");
+  std::string line = fmt::format("ulimit -f {}; exec", weights.size() * 5 / 4 / 512);
+  for (const auto& word : folder_.command(words)) line += " '" + word + "'";
+  const auto outcome = test::run({"sh", "-c", line});
+  EXPECT_EQ(outcome.status, 1) << "the last save failed";
+  EXPECT_THAT(outcome.err, HasSubstr("File too large"));
+  EXPECT_EQ(folder_.losses(), folder_.losses("whole"));
+  EXPECT_TRUE(folder_.weights() == weights);
+  // To start the job again would train all steps once more.
+  auto again = words;
+  again.emplace_back("--overwrite");
+  const auto restarted =
+      test::run(folder_.command(again), {{"SLURM_JOB_ID", "7"}, {"SLURM_RESTART_COUNT", "0"}});
+  EXPECT_EQ(restarted.status, 0) << restarted.err;
+  for (int64_t step = 1; step <= 6; ++step)
+    std::filesystem::remove_all(folder_.out() / fmt::format("checkpoint-{}", step));
+  const auto refused =
+      test::run(folder_.command(again), {{"SLURM_JOB_ID", "7"}, {"SLURM_RESTART_COUNT", "1"}});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("has trained to the end"));
+}
+
+TEST_F(TrainResume, KeepsTheBestCheckpoint) {
+  const auto begun =
+      folder_.train({"--steps", "4", "--save-every", "2", "--eval-every", "2", "--keep-best"});
+  ASSERT_EQ(begun.status, 0) << begun.err;
+  const auto outcome = resume({"--steps", "8", "--lr", "100"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  std::pair<double, int64_t> best{1e9, 0};
+  for (const auto& line : folder_.log()) {
+    if (line.value("event", "") == "validation")
+      best = std::min(best, {line["loss"].get<double>(), line["step"].get<int64_t>()});
+  }
+  ASSERT_LT(best.second, 8) << "such a rate does harm";
+  for (int64_t step = 2; step <= 8; step += 2) {
+    EXPECT_EQ(std::filesystem::exists(folder_.out() / fmt::format("checkpoint-{}", step)),
+              step == best.second || step == 8);
+  }
+  const auto run = folder_.out();
+  ASSERT_EQ(test::run({ZERO_PROGRAM, "ckpt", "prune", run, "--keep-best"}).status, 0);
+  EXPECT_TRUE(std::filesystem::exists(run / fmt::format("checkpoint-{}", best.second)));
+  EXPECT_EQ(
+      folder_.train({"--keep-best", "--save-every", "3", "--eval-every", "2"}, "other").status, 2);
+}
+
 TEST_F(TrainResume, AutoBeginsWhereThereIsNoCheckpoint) {
   auto words = with_steps("4");
   words.insert(words.end(), {"--resume", "auto"});

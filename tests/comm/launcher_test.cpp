@@ -257,10 +257,22 @@ TEST(Launch, EndsWithTheStatusOfTheLastRestart) {
   EXPECT_EQ(count(outcome.err, "zero: restart"), 2) << outcome.err;
 }
 
-TEST(Launch, DoesNotStartAgainWhatRefusesItsArguments) {
-  const auto outcome = launch_script(2, "exit 2", {"--max-restarts", "5"});
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_EQ(count(outcome.err, "restart"), 0) << outcome.err;
+TEST(Launch, DoesNotStartAgainWhatRefusesItsArgumentsOrWasAskedToEnd) {
+  for (const int status : {2, 130}) {
+    const auto outcome =
+        launch_script(2, "exit " + std::to_string(status), {"--max-restarts", "5"});
+    EXPECT_EQ(outcome.status, status);
+    EXPECT_EQ(count(outcome.err, "restart"), 0) << outcome.err;
+  }
+}
+
+TEST(Launch, GivesAllAttemptsTheNameOfOneJob) {
+  const std::string script = "echo job $ZERO_JOB; exit $((1 - TORCHELASTIC_RESTART_COUNT))";
+  const auto outcome = launch_script(1, script, {"--max-restarts", "1"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  const auto name = outcome.out.substr(outcome.out.find("job "), 36);
+  EXPECT_EQ(count(outcome.out, name + "\n"), 2) << outcome.out;
+  EXPECT_EQ(count(launch_script(1, script, {"--max-restarts", "1"}).out, name), 0);
 }
 
 TEST(Launch, GoesOnWithoutTheRanksThatWereKilledWhereItMay) {
@@ -316,6 +328,9 @@ TEST(Launch, RestartsOnTheHostsThatComeBackAndTakesALateOneAtTheNext) {
     ASSERT_LT(steady_clock::now(), deadline) << again.err();
     usleep(10000);
   }
+  // It stops nobody: the launchers look at each other twice a second.
+  usleep(1'200'000);
+  EXPECT_EQ(count(first.out(), "attempt 2"), 0) << first.out();
   fail_attempt(1);
   const auto outcome = first.wait(seconds(30));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -323,6 +338,23 @@ TEST(Launch, RestartsOnTheHostsThatComeBackAndTakesALateOneAtTheNext) {
   const auto other = again.wait(seconds(30));
   EXPECT_EQ(other.status, 0) << other.err;
   EXPECT_THAT(other.out, HasSubstr("[1] attempt 2 of 2"));
+}
+
+TEST(Launch, GoesOnWithFewerHostsOnlyIfItMay) {
+  const auto port = std::to_string(host_local_store(seconds(1)).port);
+  const auto node = [&](int k) {
+    return command(1, "echo attempt $TORCHELASTIC_RESTART_COUNT; sleep 1; exit 1",
+                   {"--max-restarts", "3", "--rejoin", "1", "--nnodes", "2", "--node-rank",
+                    std::to_string(k), "--master-addr", "127.0.0.1", "--master-port", port});
+  };
+  Program first(node(0));
+  auto second = std::make_unique<Program>(node(1));
+  ASSERT_TRUE(second->wait_for_output("attempt 0"));
+  second.reset();  // the host is lost
+  const auto outcome = first.wait(seconds(30));
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_EQ(count(outcome.out, "attempt 1"), 0) << outcome.out;
+  EXPECT_THAT(outcome.err, HasSubstr("--min-ranks"));
 }
 
 TEST(Launch, NamesTheSignalThatKilledARank) {

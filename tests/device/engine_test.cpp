@@ -684,7 +684,7 @@ TEST(EngineOnDevices, MemoryOfTheStatesIsTheFormulaByTheLedger) {
         model->to(group->device());
         Engine engine(*model, setting.optimizer, config_of(setting), group);
         // The third step follows a plan.
-        HostTraffic before;
+        DeviceTraffic before;
         for (int64_t step = 0; step < 3; ++step) {
           if (step == 2) {
             before = engine.host_traffic();

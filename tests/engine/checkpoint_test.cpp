@@ -343,12 +343,12 @@ TEST(Checkpoint, ABackgroundSaveHasTheStatesOfItsMoment) {
                                    on_disk(config(2, true), folder),
                                    all_on_disk(config(3, true), folder)};
   for (size_t i = 0; i < places.size(); ++i) {
+    const auto [again, undisturbed] = save_beside(on(2, places[i]), folder.path() / "other", {});
     // Nothing fits, a slice does, everything does.
     for (const int64_t staging : {int64_t{0}, int64_t{600}, int64_t{1} << 20}) {
       SCOPED_TRACE(testing::Message() << "place " << i << ", staging " << staging);
       const auto [saved, last] =
           save_beside(on(2, places[i]), path, {.background = true, .staging_bytes = staging});
-      const auto [again, undisturbed] = save_beside(on(2, places[i]), folder.path() / "other", {});
       expect_same(saved, again);
       expect_same(last, undisturbed);
       EXPECT_EQ(damage(path), "nothing was thrown");
@@ -407,6 +407,27 @@ TEST(Checkpoint, ASaveThatFailsInTheBackgroundLeavesTheEarlierOneAndTheRun) {
   EXPECT_EQ(damage(folder.path() / "next"), "nothing was thrown");
   expect_same(run_at(on(2, config(2, true)), [&](Engine& engine, Net&) { engine.load(path); }),
               whole);
+}
+
+TEST(Checkpoint, ASaveThatOneRankCannotBeginIsBegunByNone) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  run_as_threads(2, [&](auto group) {
+    auto net = std::make_shared<Net>();
+    Engine engine(net, AdamW{.lr = 1e-2}, config(2, true), group);
+    train(engine, *net, 1);
+    const auto mine = group->rank() == 0 ? path : folder.path() / "nowhere" / "run";
+    EXPECT_THAT(message_of<CheckpointError>([&] { engine.save(mine, {}, {.background = true}); }),
+                HasSubstr("nowhere"));
+    EXPECT_EQ(engine.save_progress(), SaveProgress::none);
+    train(engine, *net, 2, 1);
+    engine.complete_save();  // nothing
+    engine.save(path, {}, {.background = true});
+    train(engine, *net, 1, 3);
+    engine.complete_save();
+  });
+  EXPECT_EQ(damage(path), "nothing was thrown");
+  EXPECT_EQ(read_manifest(path).steps, 3);
 }
 
 // --- What does not suit is refused.

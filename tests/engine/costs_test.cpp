@@ -66,7 +66,7 @@ TEST(Costs, OfUnitsAreTheFormulasOfTraffic) {
       const Planned planned(uneven_model(), bf16_config(stage),
                             {.hosts = cluster.hosts, .ranks_a_host = cluster.ranks_a_host});
       ASSERT_EQ(planned.layout.unit_count(), 2);
-      const auto sharded = partition::placement_of_stage(stage);
+      const auto sharded = partition::sharding_of_stage(stage);
       const int64_t gathers =
           stage == 3 ? 2 * planned.sum_of(&UnitCosts::gather) : planned.sum_of(&UnitCosts::publish);
       const int64_t sent = gathers + planned.sum_of(&UnitCosts::reduce);
@@ -76,7 +76,7 @@ TEST(Costs, OfUnitsAreTheFormulasOfTraffic) {
         EXPECT_EQ(static_cast<double>(sent), traffic.total()) << stage;
       } else {
         const auto traffic =
-            partition::link_traffic(cluster, planned.layout.numel(), {.placement = sharded});
+            partition::link_traffic(cluster, planned.layout.numel(), {.sharding = sharded});
         EXPECT_EQ(sent, traffic.total()) << stage;
       }
     }
@@ -108,7 +108,7 @@ TEST(Costs, OfUnitsFollowTheTiers) {
   EXPECT_EQ(sum(&UnitCosts::update_write), 14 * owned);
   EXPECT_EQ(sum(&UnitCosts::update_up), 0);
   EXPECT_EQ(static_cast<double>(disk_bytes(on_disk.step)), 14 * owned);
-  EXPECT_EQ(state_memory(on_disk.step, Tier::device).total(), 0);
+  EXPECT_EQ(planned_memory(on_disk.step, Tier::device).total(), 0);
 }
 
 // GPT-2 of 124 M parameters, without its vectors.
@@ -139,18 +139,18 @@ TEST(Costs, OfOneRankAndOfThousandsNeedNoEngine) {
         const auto ranks = static_cast<double>(grid.ranks());
         EXPECT_EQ(planned.layout.content(), 124'318'464);
         // One rank has nobody to shard with.
-        const auto sharded = partition::placement_of_stage(grid.ranks() == 1 ? 0 : stage);
-        const auto memory = state_memory(planned.step, Tier::device);
+        const auto sharded = partition::sharding_of_stage(grid.ranks() == 1 ? 0 : stage);
+        const auto memory = planned_memory(planned.step, Tier::device);
         const auto paper = partition::state_memory(sharded, static_cast<double>(numel), ranks,
                                                    {.gradient = k == 1 ? 2 : 4});
         EXPECT_EQ(static_cast<double>(memory.parameters), paper.parameters);
         EXPECT_EQ(static_cast<double>(memory.gradients), paper.gradients);
         EXPECT_EQ(static_cast<double>(memory.optimizer), paper.optimizer);
-        EXPECT_EQ(state_memory(planned.step, Tier::host).total(), 0);
+        EXPECT_EQ(planned_memory(planned.step, Tier::host).total(), 0);
         EXPECT_EQ(disk_bytes(planned.step), 0);
         // Stages 0 and 1 send sums of micro-batches in fp32, once.
         const int64_t reduced_bytes = k == 1 || sharded.gradients ? 2 : 4;
-        const auto traffic = step_traffic(planned.step);
+        const auto traffic = planned_traffic(planned.step);
         const auto sent = partition::step_traffic(sharded, static_cast<double>(numel), ranks, k);
         if (sharded.optimizer) {
           EXPECT_EQ(static_cast<double>(traffic.reduce_scatter),
@@ -163,7 +163,7 @@ TEST(Costs, OfOneRankAndOfThousandsNeedNoEngine) {
         }
         const auto link = partition::link_traffic(
             grid.all(), numel,
-            {.placement = sharded, .micro_batches = k, .gradients = {.bits = 8 * reduced_bytes}});
+            {.sharding = sharded, .micro_batches = k, .gradients = {.bits = 8 * reduced_bytes}});
         EXPECT_EQ(
             (traffic.all_gather_link + traffic.reduce_scatter_link + traffic.all_reduce_link) *
                 grid.ranks_a_host,
@@ -195,9 +195,9 @@ TEST(Costs, OfReplicasAreThoseOfABlock) {
   c.mics_shard_size = 8;
   const Planned hybrid(gpt2(), c, {.hosts = 512, .ranks_a_host = 8, .shards = 8});
   const Planned block(gpt2(), c, {.hosts = 1, .ranks_a_host = 8});
-  const auto memory = state_memory(hybrid.step, Tier::device);
+  const auto memory = planned_memory(hybrid.step, Tier::device);
   EXPECT_EQ(memory.parameters, 2 * hybrid.layout.numel() / 8);
-  const auto traffic = step_traffic(hybrid.step);
+  const auto traffic = planned_traffic(hybrid.step);
   const auto link =
       partition::link_traffic({512, 8}, hybrid.layout.numel(),
                               {.hybrid = true, .gradients = {.bits = 32}});  // a block's sums
@@ -215,7 +215,7 @@ TEST(Form, KeepsOneDecisionForEachDtype) {
   const RankGrid grid{.hosts = 2, .ranks_a_host = 2};
   const auto form = [&](FormSettings settings = {}) {
     settings.ranks.grid = grid;
-    settings.sharded = partition::placement_of_stage(c.stage);
+    settings.sharded = partition::sharding_of_stage(c.stage);
     return form_of(c, settings, at::kBFloat16, true, Tier::device).gradients;
   };
   // A bucket of one pass is bf16, its sum fp32.
@@ -302,8 +302,8 @@ TEST(Costs, AreWhatTheLedgerAndTheTrafficCount) {
             };
             train_step();
             const auto& ledger = *group->ledger();
-            const auto device = state_memory(planned.step, Tier::device);
-            const auto host = state_memory(planned.step, Tier::host);
+            const auto device = planned_memory(planned.step, Tier::device);
+            const auto host = planned_memory(planned.step, Tier::host);
             EXPECT_EQ(ledger.usage(Category::parameters).current, device.parameters);
             EXPECT_EQ(ledger.usage(Category::gradients).peak, device.gradients);
             EXPECT_EQ(ledger.usage(Category::optimizer).current, device.optimizer);
@@ -316,7 +316,7 @@ TEST(Costs, AreWhatTheLedgerAndTheTrafficCount) {
             const auto disk = engine.disk();
             const auto crossed = engine.host_traffic();
             train_step();
-            const auto formula = step_traffic(planned.step);
+            const auto formula = planned_traffic(planned.step);
             const auto sent = [&](Collective collective) {
               return group->traffic().count(collective).logical_bytes;
             };

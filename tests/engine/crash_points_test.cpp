@@ -28,8 +28,13 @@ struct Saves {
   std::array<std::vector<at::Tensor>, 3> next;  // weights a step after one save, after two
 };
 
+struct Manner {
+  bool swaps = true;        // the file system can swap two names
+  bool background = false;  // the saves are written beside the next step
+};
+
 // Two saves to one folder, the second over the first.
-Saves record_two_saves(const fs::path& root, bool swaps) {
+Saves record_two_saves(const fs::path& root, Manner manner) {
   Saves saves;
   run_as_threads(2, [&](auto group) {
     auto net = std::make_shared<Net>();
@@ -38,12 +43,14 @@ Saves record_two_saves(const fs::path& root, bool swaps) {
     std::unique_ptr<test::FileCalls> recorder;
     if (records) {
       recorder = std::make_unique<test::FileCalls>(root);
-      recorder->refuse_swaps(!swaps);
+      recorder->refuse_swaps(!manner.swaps);
     }
     group->barrier("recording");
     for (int64_t save = 1; save <= 2; ++save) {
       train(engine, *net, 1, save);
-      engine.save(root / "run");
+      engine.save(root / "run", {}, {.background = manner.background});
+      if (manner.background && save == 2) train(engine, *net, 1, 9);
+      engine.complete_save();
       if (records && save == 1) saves.first = recorder->calls().size();
       group->barrier("counted");
     }
@@ -66,9 +73,9 @@ Saves record_two_saves(const fs::path& root, bool swaps) {
   return saves;
 }
 
-void check_every_crash_point(bool swaps) {
+void check_every_crash_point(Manner manner) {
   const TemporaryFolder recorded;
-  const auto saves = record_two_saves(recorded.path(), swaps);
+  const auto saves = record_two_saves(recorded.path(), manner);
   ASSERT_GT(saves.first, 0U);
   ASSERT_GT(saves.calls.size(), saves.first);
 
@@ -130,11 +137,15 @@ void check_every_crash_point(bool swaps) {
 }
 
 TEST(EngineSave, ALossOfPowerAfterAnySystemCallLeavesTheOldSaveOrTheNewOne) {
-  check_every_crash_point(true);
+  check_every_crash_point({});
+}
+
+TEST(EngineSave, ALossOfPowerWhileItIsWrittenBesideAStepLeavesOneOfThem) {
+  check_every_crash_point({.background = true});
 }
 
 TEST(EngineSave, ALossOfPowerLeavesOneOfThemOnFileSystemsThatCannotSwap) {
-  check_every_crash_point(false);
+  check_every_crash_point({.swaps = false});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Stages 0 and 1 between hosts: gradients that are reduced beside the backward pass (Note [Early
 // reductions] in engine/early_reductions.h).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include "tests/engine/worlds.h"
+#include "tests/support/message_of.h"
+#include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 
@@ -261,7 +264,9 @@ TEST(EarlyReductions, OfPassesThatThrowAreDroppedOnAll) {
       {"on one", Pass::whole, Pass::throws_last, true, &Engine::drop_gradients},
       {"where the other had none", Pass::none, Pass::throws_last, false, &Engine::drop_gradients},
       {"and are cleared", Pass::none, Pass::throws_last, false, &Engine::zero_grad},
-      {"in two places", Pass::throws_first, Pass::throws_last, false, &Engine::zero_grad}};
+      {"in two places", Pass::throws_first, Pass::throws_last, true, &Engine::zero_grad},
+      {"in two places, and nobody drops them", Pass::throws_first, Pass::throws_last, true,
+       nullptr}};
   for (const int stage : {0, 1}) {
     const auto c = clipped(stage, false);
     const auto body = [&](const Row* fails) {
@@ -288,6 +293,35 @@ TEST(EarlyReductions, OfPassesThatThrowAreDroppedOnAll) {
       SCOPED_TRACE(testing::Message() << "stage " << stage << ", " << row.name);
       expect_equal(trained(kTwoByOne, c, body(&row)), expected);
     }
+  }
+}
+
+// The sums of a rank whose pass has ended hold what the others' failed passes brought.
+TEST(EarlyReductions, AreRefusedWhereTheOthersWereOfAPassThatThrew) {
+  for (const int stage : {0, 1}) {
+    const auto c = clipped(stage, false);
+    const auto body = [](bool fails) {
+      return [fails](Engine& engine, Uneven& model, int rank) {
+        for (int64_t step = 0; step < 4; ++step) {
+          if (fails && step == 2) {
+            const auto pass = rank == 0 ? Pass::whole : Pass::throws_last;
+            if (rank == 0) {
+              engine.backward(loss_that(pass, model, rank, step));
+            } else {
+              EXPECT_THROW(engine.backward(loss_that(pass, model, rank, step)), std::runtime_error);
+              engine.backward(model.loss(rank, step, true));
+            }
+            const auto message = message_of<Error>([&] { engine.step(); });
+            EXPECT_THAT(message, testing::HasSubstr("thrown on some ranks"));
+            EXPECT_EQ(message_of<Error>([&] { engine.step(); }), message);
+            engine.zero_grad();
+          }
+          engine.backward(model.loss(rank, step, true));
+          engine.step();
+        }
+      };
+    };
+    expect_equal(trained(kTwoByOne, c, body(true)), trained(kTwoByOne, c, body(false)));
   }
 }
 

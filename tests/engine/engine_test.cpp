@@ -196,7 +196,7 @@ TEST(EngineTraffic, BetweenHostsIsTheFormula) {
                 for (const auto& unit : engine.layout().units()) psi += unit.numel;
                 const auto whole =
                     link_traffic(cluster, psi,
-                                 {.placement = partition::placement_of_stage(stage),
+                                 {.sharding = partition::sharding_of_stage(stage),
                                   .micro_batches = k,
                                   .parameters = wire,
                                   .gradients = stage < 2 && k > 1 ? partition::kWireFp32 : wire});

@@ -90,7 +90,7 @@ TEST(HostTier, UpdatesInBackwardGiveTheSameBitsAndMoveTheSameBytes) {
 }
 
 // Bytes between device and host in three steps after the first two.
-HostTraffic traffic_of_three_steps(Engine& engine, Net& net) {
+DeviceTraffic traffic_of_three_steps(Engine& engine, Net& net) {
   train(engine, net, 2);
   const auto before = engine.host_traffic();
   train(engine, net, 3, 2);

@@ -111,7 +111,7 @@ TEST(HybridSharding, SendsBetweenHostsTheFormulaOfAnAllReduceOfGradients) {
             const partition::Wire wire{bf16 && k == 1 ? 16 : 32};
             const auto whole =
                 partition::link_traffic({world.hosts, world.ranks_a_host}, engine.layout().numel(),
-                                        {.placement = partition::placement_of_stage(stage),
+                                        {.sharding = partition::sharding_of_stage(stage),
                                          .hybrid = true,
                                          .deferred = true,
                                          .micro_batches = k,

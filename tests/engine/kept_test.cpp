@@ -112,7 +112,7 @@ TEST(KeptParameters, CrossBetweenHostsOnceAStepByTheFormula) {
                             : partition::Wire{.bits = bf16 ? 16 : 32};
           };
           const auto whole = partition::link_traffic({2, 2}, engine.layout().numel(),
-                                                     {.placement = partition::placement_of_stage(3),
+                                                     {.sharding = partition::sharding_of_stage(3),
                                                       .kept = true,
                                                       .micro_batches = k,
                                                       .parameters = wire(8),

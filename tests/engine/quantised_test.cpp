@@ -239,7 +239,7 @@ TEST(EngineQuantised, TrafficBetweenHostsIsTheFormula) {
           for (const auto& unit : engine.layout().units()) {
             const auto of_unit =
                 partition::link_traffic({world.hosts, world.ranks_a_host}, unit.numel,
-                                        {.placement = partition::placement_of_stage(3),
+                                        {.sharding = partition::sharding_of_stage(3),
                                          .micro_batches = k,
                                          .parameters = {.bits = 8, .block = 128},
                                          .gradients = {.bits = 4, .block = 128}});

@@ -27,7 +27,7 @@ struct Table {
   partition::Layout layout{
       {{.name = "weight", .numel = kUnit + 100, .element_bytes = 4, .kind = 0}}, 1, 1 << 24};
   Placement placement{.sharded = {}, .all = comm::single()};
-  HostLink link;
+  DeviceLink link;
   std::unique_ptr<StateTable> table;
 
   explicit Table(UnitPlan plan) {

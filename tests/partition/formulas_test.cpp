@@ -14,7 +14,7 @@ namespace {
 constexpr double kGigabyte = 1e9;
 
 double gigabytes(int stage, double parameters, double world) {
-  return state_memory(placement_of_stage(stage), parameters, world).total() / kGigabyte;
+  return state_memory(sharding_of_stage(stage), parameters, world).total() / kGigabyte;
 }
 
 struct Row {
@@ -98,19 +98,19 @@ TEST(Table2, LargestModelOn32GigabyteDevices) {
                                                       {14.4, 28.8, 57.6, 115.2, 230.4},
                                                       {128, 256, 512, 1024, 2048}}};
   for (int stage = 1; stage <= 3; ++stage) {
-    const double one = largest_model(placement_of_stage(stage), 32 * kGigabyte, 64) / 1e9;
+    const double one = largest_model(sharding_of_stage(stage), 32 * kGigabyte, 64) / 1e9;
     const double rounded = std::round(one * 10) / 10;
     for (size_t i = 0; i < model_parallel.size(); ++i) {
       EXPECT_NEAR(rounded * model_parallel[i], printed[static_cast<size_t>(stage - 1)][i], 1e-9);
       EXPECT_DOUBLE_EQ(
-          largest_model(placement_of_stage(stage), 32 * kGigabyte, 64, model_parallel[i]),
+          largest_model(sharding_of_stage(stage), 32 * kGigabyte, 64, model_parallel[i]),
           one * 1e9 * model_parallel[i]);
     }
   }
 }
 
 TEST(Table2, WithoutZeroTheLargestModelIsTwoBillion) {
-  EXPECT_DOUBLE_EQ(largest_model(placement_of_stage(0), 32 * kGigabyte, 64), 2e9);
+  EXPECT_DOUBLE_EQ(largest_model(sharding_of_stage(0), 32 * kGigabyte, 64), 2e9);
 }
 
 TEST(StepTraffic, TwoTwoTwoThreePsi) {
@@ -118,24 +118,24 @@ TEST(StepTraffic, TwoTwoTwoThreePsi) {
   for (const double world : {2.0, 3.0, 64.0}) {
     const double once = psi * (world - 1) / world;
     for (int stage = 0; stage <= 2; ++stage) {
-      EXPECT_DOUBLE_EQ(step_traffic(placement_of_stage(stage), psi, world).total(), 2 * once);
+      EXPECT_DOUBLE_EQ(step_traffic(sharding_of_stage(stage), psi, world).total(), 2 * once);
     }
-    EXPECT_DOUBLE_EQ(step_traffic(placement_of_stage(3), psi, world).total(), 3 * once);
+    EXPECT_DOUBLE_EQ(step_traffic(sharding_of_stage(3), psi, world).total(), 3 * once);
   }
 }
 
 TEST(StepTraffic, AccumulationCostsStagesTwoAndThree) {
   const double psi = 1e9;
   const double once = psi / 2;
-  EXPECT_DOUBLE_EQ(step_traffic(placement_of_stage(0), psi, 2, 4).total(), 2 * once);
-  EXPECT_DOUBLE_EQ(step_traffic(placement_of_stage(1), psi, 2, 4).total(), 2 * once);
-  EXPECT_DOUBLE_EQ(step_traffic(placement_of_stage(2), psi, 2, 4).total(), 5 * once);
-  EXPECT_DOUBLE_EQ(step_traffic(placement_of_stage(3), psi, 2, 4).total(), 12 * once);
+  EXPECT_DOUBLE_EQ(step_traffic(sharding_of_stage(0), psi, 2, 4).total(), 2 * once);
+  EXPECT_DOUBLE_EQ(step_traffic(sharding_of_stage(1), psi, 2, 4).total(), 2 * once);
+  EXPECT_DOUBLE_EQ(step_traffic(sharding_of_stage(2), psi, 2, 4).total(), 5 * once);
+  EXPECT_DOUBLE_EQ(step_traffic(sharding_of_stage(3), psi, 2, 4).total(), 12 * once);
 }
 
 TEST(StepTraffic, AGroupOfOneSendsNothing) {
   for (int stage = 0; stage <= 3; ++stage) {
-    EXPECT_DOUBLE_EQ(step_traffic(placement_of_stage(stage), 1e9, 1).total(), 0);
+    EXPECT_DOUBLE_EQ(step_traffic(sharding_of_stage(stage), 1e9, 1).total(), 0);
   }
 }
 
@@ -143,7 +143,7 @@ TEST(UnitMemory, EqualsTheFormulaPlusDeclaredPadding) {
   for (const int world : {1, 2, 3, 4}) {
     const Layout layout({{"a", 1000, 2, 0}, {"b", 77, 2, 0}, {"c", 1, 2, 0}}, world, 1 << 20);
     for (int stage = 0; stage <= 3; ++stage) {
-      const auto placement = placement_of_stage(stage);
+      const auto placement = sharding_of_stage(stage);
       const auto bytes = unit_memory(layout, 0, placement, {});
       const auto formula = state_memory(placement, 1078, world);
       EXPECT_NEAR(static_cast<double>(bytes.total() - bytes.padding), formula.total(), 3)
@@ -160,7 +160,7 @@ TEST(UnitMemory, HasScalesOfEightBitStates) {
   for (const int world : {1, 2, 3, 4}) {
     const Layout layout({{"a", 1000, 2, 0}, {"b", 77, 2, 0}}, world, 1 << 20);
     for (int stage = 0; stage <= 3; ++stage) {
-      const auto placement = placement_of_stage(stage);
+      const auto placement = sharding_of_stage(stage);
       const auto bytes = unit_memory(layout, 0, placement, kBytes);
       EXPECT_EQ(bytes.optimizer, 392 * (layout.unit(0).numel / (stage >= 1 ? world : 1)) / 64);
       EXPECT_NEAR(static_cast<double>(bytes.total() - bytes.padding),
@@ -171,8 +171,8 @@ TEST(UnitMemory, HasScalesOfEightBitStates) {
 }
 
 TEST(PlacementOfStage, OnlyStagesZeroToThreeExist) {
-  EXPECT_THROW(placement_of_stage(-1), ConfigError);
-  EXPECT_THROW(placement_of_stage(4), ConfigError);
+  EXPECT_THROW(sharding_of_stage(-1), ConfigError);
+  EXPECT_THROW(sharding_of_stage(4), ConfigError);
 }
 
 }  // namespace

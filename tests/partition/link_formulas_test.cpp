@@ -13,7 +13,7 @@ const Cluster kClusters[] = {{1, 1}, {1, 4}, {2, 1}, {2, 2}, {4, 1}, {4, 2}, {3,
 int64_t once(const Cluster& cluster) { return kPsi / cluster.hosts * (cluster.hosts - 1) * 2; }
 
 LinkTraffic stage3(const Cluster& cluster, LinkPlan plan) {
-  plan.placement = placement_of_stage(3);
+  plan.sharding = sharding_of_stage(3);
   return link_traffic(cluster, kPsi, plan);
 }
 
@@ -71,7 +71,7 @@ TEST(LinkFormulas, OfEachStageAreMultiplesOfOneArray) {
     for (const int64_t k : {1, 4}) {
       const auto of_stage = [&](int stage) {
         return link_traffic(cluster, kPsi,
-                            {.placement = placement_of_stage(stage),
+                            {.sharding = sharding_of_stage(stage),
                              .micro_batches = k,
                              .parameters = kWireFp32,
                              .gradients = kWireFp32});

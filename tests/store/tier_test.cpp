@@ -8,8 +8,8 @@
 namespace zero {
 namespace {
 
-TEST(HostLink, CopiesAndCountsWhatPassesBetweenDeviceAndHost) {
-  HostLink link;
+TEST(DeviceLink, CopiesAndCountsWhatPassesBetweenDeviceAndHost) {
+  DeviceLink link;
   StreamMark done;  // stays empty: the CPU's copies are done when they return
   std::vector<int> from(1'000'003);
   std::iota(from.begin(), from.end(), 0);

@@ -18,6 +18,11 @@ void set(const Autocast::State& state) {
   }
 }
 
+bool casts_on(at::DeviceType device) {
+  const auto& devices = Autocast::State::kDevices;
+  return std::find(devices.begin(), devices.end(), device) != devices.end();
+}
+
 Autocast::State state_of(std::optional<at::ScalarType> dtype, at::DeviceType device) {
   auto state = Autocast::State::current();
   if (dtype && *dtype != at::kBFloat16 && *dtype != at::kHalf) {
@@ -25,7 +30,8 @@ Autocast::State state_of(std::optional<at::ScalarType> dtype, at::DeviceType dev
                             c10::toString(*dtype)));
   }
   const auto& devices = Autocast::State::kDevices;
-  if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+  if (!dtype && !casts_on(device)) return state;
+  if (!casts_on(device)) {
     throw Error(fmt::format("Autocast was given the device {}; it casts on CPU and CUDA.",
                             c10::DeviceTypeName(device)));
   }
@@ -66,7 +72,7 @@ std::optional<at::ScalarType> autocast_dtype(const at::Tensor& tensor) {
   const auto device = tensor.device().type();
   const auto dtype = tensor.scalar_type();
   if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
-  if (!at::autocast::is_autocast_enabled(device)) return std::nullopt;
+  if (!casts_on(device) || !at::autocast::is_autocast_enabled(device)) return std::nullopt;
   return at::autocast::get_autocast_dtype(device);
 }
 

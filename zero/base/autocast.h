@@ -1,4 +1,4 @@
-// LibTorch's autocast as a scope, which its C++ interface lacks.
+// LibTorch's autocast as a scope: LibTorch's C++ interface has none.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,8 +45,8 @@ class Autocast {
   bool cache_;
 };
 
-/// Returns the dtype that an operator on `tensor` that is faster in 16 bits takes its inputs in
-/// here: none if nothing is cast, or `tensor` is neither Float nor of 16 bits.
+/// Returns the dtype in which an operator that is faster in 16 bits takes its inputs here. Returns
+/// nothing if nothing is cast, or if `tensor` is neither Float nor of 16 bits.
 std::optional<at::ScalarType> autocast_dtype(const at::Tensor& tensor);
 
 }  // namespace zero

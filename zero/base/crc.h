@@ -1,5 +1,5 @@
-// CRC-32C, which TensorBoard's event files carry. A table of 256 entries serves what is written
-// once a step; it is too slow for data.
+// CRC-32C, which TensorBoard's event files carry. Its table of 256 entries is fast enough for
+// records that are written once a step, but too slow for large data.
 #pragma once
 
 #include <cstdint>

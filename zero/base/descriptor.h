@@ -7,7 +7,7 @@
 
 namespace zero {
 
-/// A file descriptor, which its owner closes; -1 is none.
+/// A file descriptor that is closed with its owner; -1 stands for none.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -22,7 +22,7 @@ class Descriptor {
   ~Descriptor() { close(); }
 
   int get() const { return fd_; }
-  /// Gives the descriptor up, to somebody who will close it.
+  /// Returns the descriptor and gives it up: the caller must close it.
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
   void close() {

@@ -96,7 +96,7 @@ std::optional<double> parse_duration(std::string_view text) {
   static constexpr std::string_view kUnits = "dhms";
   static constexpr std::array<double, 4> kSeconds{86400, 3600, 60, 1};
   double seconds = 0;
-  size_t next = 0;  // the units that may follow
+  size_t next = 0;  // units from this index on may follow
   do {
     double number = 0;
     const auto [rest, error] =

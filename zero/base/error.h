@@ -21,14 +21,14 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A configuration, an option or an argument cannot be used. Names the key, its value and what
-/// would do.
+/// A configuration, an option or an argument cannot be used. The message names the key, its value
+/// and a value that could be used.
 class ConfigError : public Error {
   using Error::Error;
 };
 
-/// A collective failed. Names the rank, the collective, the unit and what the other ranks were
-/// doing.
+/// A collective failed. The message names the rank, the collective, the unit and what the other
+/// ranks were doing.
 class CommError : public Error {
   using Error::Error;
 };
@@ -38,24 +38,25 @@ class DataError : public Error {
   using Error::Error;
 };
 
-/// A checkpoint cannot be written or read. Names the file, what was expected and what was found.
+/// A checkpoint cannot be written or read. The message names the file, what was expected and what
+/// was found.
 class CheckpointError : public Error {
   using Error::Error;
 };
 
-/// States on disk cannot be made, written or read. Names the file, the offset and the system's
-/// reason.
+/// States on disk cannot be made, written or read. The message names the file, the offset and the
+/// system's reason.
 class StoreError : public Error {
   using Error::Error;
 };
 
-/// There is not enough memory. Names the bytes asked for and the ledger's table.
+/// There is not enough memory. The message names the bytes asked for and shows the ledger's table.
 class OutOfMemory : public Error {
   using Error::Error;
 };
 
 /// States an invariant of libzero itself: if `holds` is false, prints `message` with file and line
-/// and aborts. Never for bad input.
+/// and aborts. It must not be used for bad input.
 void ensure(bool holds, std::string_view message,
             std::source_location where = std::source_location::current());
 

@@ -1,6 +1,6 @@
 #include "zero/base/hash.h"
 
-// With this header the library chooses the widest instruction set at run time.
+// With this header, the library chooses the widest instruction set at run time.
 #if __has_include(<xxh_x86dispatch.h>)
 #include <xxh_x86dispatch.h>
 #else

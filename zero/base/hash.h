@@ -1,4 +1,4 @@
-// Numbers that tell data apart: 64 bits of XXH3. Equal data have equal ones in every process and on
+// 64-bit hashes (XXH3) that tell data apart. Equal data have equal hashes in every process and on
 // every host. They do not protect against forgery.
 #pragma once
 
@@ -10,10 +10,10 @@
 
 namespace zero {
 
-/// Returns the hash of `memory`, some GB in a second.
+/// Returns the hash of `memory`, at some GB a second.
 uint64_t hash_of(std::span<const std::byte> memory);
 
-/// Hashes memory that comes in pieces: the value is `hash_of` all of it.
+/// Hashes memory that comes in pieces: the result is that of `hash_of` for all pieces together.
 class PieceHash {
  public:
   PieceHash();
@@ -27,7 +27,7 @@ class PieceHash {
   std::unique_ptr<State> state_;
 };
 
-/// Hashes a sequence of numbers and texts; their order counts.
+/// Hashes a sequence of numbers and texts. Their order matters.
 class Hash {
  public:
   Hash& add(int64_t number);

@@ -29,7 +29,7 @@ namespace zero {
 namespace {
 
 constexpr size_t kAlignment = 64;
-/// So much resident memory above the peak of the used memory is always kept.
+/// This much resident memory above the peak of the used memory is always kept.
 constexpr int64_t kSlack = int64_t{16} << 20;
 
 class Counter {
@@ -54,18 +54,18 @@ struct HostAllocator::Impl {
   mutable std::mutex mutex;
   HostSpace space;
   Counter used;  // without blocks that ledgers count
-  Counter held;  // with them
+  Counter held;  // with those blocks
   Counter reserved;
   int64_t resident = 0;  // the part of `space` that `reserved` counts
   std::unordered_map<void*, std::shared_ptr<BlockSource>> elsewhere;  // blocks of other sources
   std::atomic<size_t> elsewhere_count{0};
-  std::mutex limits_mutex;  // its next one's; taken before any other
+  std::mutex limits_mutex;  // guards `limits`; taken before any other mutex
   std::vector<DeviceLimit*> limits;
   std::atomic<size_t> limit_count{0};
   // This thread's source; null for the host space.
   static thread_local std::shared_ptr<BlockSource> source;
 
-  // A `charged` block is counted by its user, in a ledger, which knows the limits.
+  // The user of a `charged` block counts it in a ledger, which asks the limits.
   void* take(size_t bytes, bool charged) {
     const bool small = bytes < HostAllocator::kPaged;
     if (!charged) {
@@ -116,7 +116,7 @@ void HostAllocator::check(void* data) {
   owner->check(data);
 }
 
-// Returns false if the block is of no other source.
+// Gives a block back to its source. Returns false if it belongs to no other source.
 bool HostAllocator::Impl::give_back_elsewhere(void* data) {
   if (elsewhere_count == 0) return false;
   std::shared_ptr<BlockSource> owner;
@@ -132,7 +132,7 @@ bool HostAllocator::Impl::give_back_elsewhere(void* data) {
   return true;
 }
 
-// The locks of the limits are held until the block is counted.
+// Takes a block if all limits admit it. Their locks are held until the block is counted.
 void* HostAllocator::Impl::take_within_limits(size_t bytes) {
   const std::lock_guard lock(limits_mutex);
   const bool small = bytes < HostAllocator::kPaged;

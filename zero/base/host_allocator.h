@@ -5,12 +5,12 @@
 // gives them out again.
 //
 // Note [Host blocks]
-// Below 64 KiB a request goes to malloc, which is good at that. A larger block is cut from one
-// large range of addresses (Note [Host space] in host_space.h), whose freed parts stay mapped for
-// the next request and merge with their neighbours. Unused memory is returned to the system when
-// the mapped memory would pass the peak of the used memory by an eighth. The block's descriptor is
-// apart from the block, found by its address, so that the DataPtr's context is the data itself:
-// LibTorch needs that for raw_allocate and lazy clones.
+// A request below 64 KiB goes to malloc, which is good at small blocks. A larger block is cut from
+// one large range of addresses (Note [Host space] in host_space.h). Freed parts of the range stay
+// mapped for the next requests, and merge with their neighbours. Unused memory is returned to the
+// system when the mapped memory would exceed the peak of the used memory by more than an eighth. A
+// block's description is kept apart from the block and found by its address, so that the DataPtr's
+// context is the data itself: LibTorch needs that for raw_allocate and lazy clones.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -25,39 +25,39 @@ namespace zero {
 
 /// The allocator's bytes, for the whole process.
 struct HostMemory {
-  Usage used;      ///< blocks in use, rounded up to whole pages, but for those counted elsewhere
+  Usage used;      ///< blocks in use, rounded up to whole pages, except those that ledgers count
   Usage reserved;  ///< the huge pages that hold them, and those kept for the next blocks
   int64_t system_requests =
       0;  ///< requests that needed new memory of the operating system; constant in a steady state
 };
 
-/// The allocator. Thread-safe. There is one, which is never destroyed, since tensors may outlive
-/// everything else.
+/// The allocator. Thread-safe. There is one object, which is never destroyed, since tensors may
+/// outlive everything else.
 class HostAllocator final : public c10::Allocator {
  public:
   static HostAllocator& instance();
-  /// Blocks of so many bytes or more are cut from the host space and begin on a page.
+  /// Blocks of this many bytes or more are cut from the host space and begin on a page.
   static constexpr size_t kPaged = size_t{64} << 10;
 
-  /// Returns `bytes` uninitialised bytes, at least 64-byte aligned, page-aligned from kPaged.
-  /// Throws OutOfMemory if the machine does not have as much memory.
+  /// Returns `bytes` uninitialised bytes, aligned to at least 64 bytes, and to a page from kPaged
+  /// on. Throws OutOfMemory if the machine does not have enough memory.
   c10::DataPtr allocate(size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* destination, const void* source, size_t bytes) const override;
 
-  /// Returns a block that outlives most others, and that its user counts in a ledger:
-  /// HostMemory::used does not count it. Never redirected. Throws as `allocate` does.
+  /// Returns a block that outlives most others. Its user counts it in a ledger, and
+  /// HostMemory::used does not. It is never redirected. Throws as `allocate` does.
   void* take_charged(size_t bytes);
   /// Gives back a block of `take_charged` or `keep_charged`.
   void give_charged(void* data);
-  /// Keeps the pages that bytes [begin, end) of the block behind `data` touch, gives the others
-  /// back, empties `data`, and returns where the kept pages begin. From then on they count as those
-  /// of `take_charged`. Returns null, and changes nothing, if the block is small or not from
-  /// `allocate`. Nobody else may use the block.
+  /// Keeps the pages that bytes [begin, end) of the block behind `data` touch, gives the other
+  /// pages back, empties `data`, and returns the address of the first kept page. From then on the
+  /// pages count as a block of `take_charged`. Returns null, and changes nothing, if the block is
+  /// small or not from `allocate`. Nobody else may use the block.
   void* keep_charged(c10::DataPtr& data, size_t begin, size_t end);
 
-  /// Throws its source's Error if the block that begins at `data` may have lost what was put into
-  /// it. Blocks without a source are memory, and lose nothing.
+  /// Throws the error of the block's source if the block that begins at `data` may have lost data.
+  /// Blocks without a source are memory, and lose nothing.
   void check(void* data);
 
   HostMemory usage() const;
@@ -70,7 +70,7 @@ class HostAllocator final : public c10::Allocator {
   /// Sets each peak to the current value.
   void reset_peaks();
 
-  /// Puts every request to `limit` first, until that is removed (Note [Device memory]).
+  /// Asks `limit` before each allocation, until the limit is removed (Note [Device memory]).
   void add_limit(DeviceLimit* limit);
   void remove_limit(DeviceLimit* limit);
 
@@ -85,20 +85,20 @@ class HostAllocator final : public c10::Allocator {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A source of blocks of 64 KiB and more in place of the host space. Thread-safe.
+/// Gives blocks of 64 KiB and more in place of the host space. Thread-safe.
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  /// Returns `bytes` on a page's border. Throws an Error if it does not have as many.
+  /// Returns `bytes` bytes that begin on a page. Throws an Error if it does not have as many.
   virtual void* take(size_t bytes) = 0;
   virtual void give(void* data) noexcept = 0;
-  /// Throws an Error if what was put into the block may have been lost.
+  /// Throws an Error if data in the block may have been lost.
   virtual void check(void* data) = 0;
 };
 
-/// While a redirect lives, large blocks that this thread allocates come from `source`, which lives
-/// at least until the last of them is freed. `usage` does not count them. The innermost redirect
-/// counts.
+/// While a redirect lives, large blocks that this thread allocates come from `source`. The source
+/// lives at least until the last of them is freed. `usage` does not count them. If redirects are
+/// nested, the innermost one is in force.
 class BlockRedirect {
  public:
   explicit BlockRedirect(std::shared_ptr<BlockSource> source);

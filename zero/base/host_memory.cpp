@@ -17,7 +17,7 @@ namespace zero {
 
 namespace {
 
-constexpr size_t kColourBytes = size_t{5} << 12;  // between two colours
+constexpr size_t kColourBytes = size_t{5} << 12;  // distance between two colours
 
 }  // namespace
 
@@ -44,7 +44,7 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType dtype, std::shared_ptr<Ledge
 
 namespace {
 
-// Owns a charged block of the host allocator, which is given back with its charge.
+// Owns a charged block of the host allocator. The block is given back together with its charge.
 struct ChargedBlock {
   ChargedBlock() = default;
   ChargedBlock(const ChargedBlock&) = delete;
@@ -56,7 +56,7 @@ struct ChargedBlock {
   void* data = nullptr;
 };
 
-// `data` lies in the block.
+// Returns a tensor at `data`, which lies in the block.
 at::Tensor charged_tensor(void* data, std::shared_ptr<ChargedBlock> block, int64_t numel,
                           at::ScalarType dtype) {
   return at::from_blob(

@@ -29,7 +29,7 @@ HostSpace::HostSpace() {
   struct sysinfo info {};
   sysinfo(&info);
   machine_ = (info.totalram + info.totalswap) * info.mem_unit;
-  // Half of what a limit leaves is for everything else.
+  // Half of the addresses that a limit leaves are for everything else.
   size_t wanted = at::round_up(std::min(4 * machine_, addresses_left() / 2), kHugePage);
   for (; wanted >= kHugePage; wanted = at::round_up(wanted / 2, kHugePage)) {
     mapping_ = MemoryMapping({.bytes = wanted, .alignment = kHugePage, .counted = false});
@@ -91,8 +91,8 @@ bool HostSpace::touch(size_t begin, size_t bytes) {
   return fresh;
 }
 
-// Gives back resident huge pages that lie whole in a hole, at least `most` bytes if there are as
-// many. It takes the last ones, since blocks are cut from a hole's front.
+// Gives back resident huge pages that lie completely in a hole: at least `most` bytes if there are
+// that many. It takes the last pages, since blocks are cut from a hole's front.
 void HostSpace::release(size_t begin, size_t bytes, size_t most) {
   const size_t first = at::round_up(begin, kHugePage) / kHugePage;
   size_t page = (begin + bytes) / kHugePage;

@@ -1,13 +1,13 @@
-// A range of addresses from which large blocks are cut: the heap behind the host allocator.
+// A range of addresses from which large blocks are cut: the heap of the host allocator.
 //
 // Note [Host space]
-// The range is far larger than the machine's memory and costs nothing until it is touched, so that
-// a large block always finds room however the used ones lie: holes cannot make an allocation fail,
-// only keep memory resident that nobody uses. Blocks are cut best fit from the holes
-// (range_heap.h). Blocks that outlive most others are cut from the high end of what has been
-// touched, so that they leave no holes between those that come and go. What has been touched stays
-// resident, by huge pages, so that the next step finds its memory mapped; resident memory above a
-// limit is given back from the largest holes.
+// The range is far larger than the machine's memory and costs nothing until it is touched. So a
+// large block always finds room, however the used blocks lie. Holes cannot make an allocation fail;
+// they only keep memory resident that nobody uses. A block is cut from the hole that fits best
+// (range_heap.h). Blocks that outlive most others are cut from the high end of the touched
+// addresses, so that they leave no holes between those that come and go. Touched addresses stay
+// resident, by huge pages, so that the next step finds its memory mapped. If resident memory
+// exceeds a limit, the largest holes give theirs back.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace zero {
 
-/// Bookkeeping and pages of such a range. Not thread-safe.
+/// The bookkeeping and the pages of such a range. Not thread-safe.
 class HostSpace {
  public:
   static constexpr size_t kPage = MemoryMapping::kPage;
@@ -33,15 +33,15 @@ class HostSpace {
   /// be in use than the machine ever has. Memory that was resident may hold old values. A `lasting`
   /// block outlives most others.
   void* take(size_t bytes, bool lasting = false);
-  /// Returns the size of the block `data`, or 0 if it is none.
+  /// Returns the size of the block that begins at `data`, or 0 if there is none.
   size_t size_of(void* data) const;
   bool contains(const void* data) const {
     return data >= mapping_.data() && data < mapping_.data() + mapping_.bytes();
   }
   /// Gives a block back; its memory stays resident.
   void give(void* data);
-  /// Gives back the pages of a block that its bytes [begin, end) do not touch, and returns where
-  /// the block begins now.
+  /// Gives back the pages of a block that its bytes [begin, end) do not touch. Returns the block's
+  /// new begin.
   void* keep(void* data, size_t begin, size_t end);
 
   /// Gives unused memory back to the system until at most `bytes` are resident.
@@ -62,7 +62,7 @@ class HostSpace {
   RangeHeap heap_;                    // offsets in the mapping
   size_t machine_ = 0;                // bytes of memory and swap
   std::vector<bool> resident_pages_;  // by huge page of the range
-  size_t resident_end_ = 0;           // behind the last of them
+  size_t resident_end_ = 0;           // end of the last resident page
   size_t resident_ = 0;
   int64_t system_requests_ = 0;
 };

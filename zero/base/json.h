@@ -1,4 +1,4 @@
-// Reads JSON that a stranger wrote.
+// Reads JSON that strangers may have written.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,7 +7,7 @@
 
 namespace zero {
 
-/// How deep arrays and objects may nest; no file of ours needs more than four.
+/// The limit on nested arrays and objects. No file of libzero's needs more than four.
 inline constexpr int kMaxJsonDepth = 32;
 
 /// Parses JSON. Throws Error for text that is not JSON, for an object that names a key twice

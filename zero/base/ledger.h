@@ -34,8 +34,8 @@ inline constexpr size_t kCategories = 12;
 /// Returns the category's name as logs and tables print it: "parameters", ...
 std::string_view name(Category category);
 
-/// Returns true if the category is of the host tier: beside a device it would lie in the host's
-/// memory.
+/// Returns true if the category belongs to the host tier: beside a device, it would lie in the
+/// host's memory.
 constexpr bool on_host(Category category) {
   return category >= Category::host_parameters && category <= Category::host_buffers;
 }
@@ -59,15 +59,15 @@ class Ledger {
   /// Returns the usage of all categories together; its peak is the peak of the sum, not the sum of
   /// the peaks.
   Usage total() const;
-  /// Returns the usage without the host tier: what a device would hold.
+  /// Returns the usage without the host tier, which is what a device would hold.
   Usage device() const;
-  /// Returns the bytes now in a device with memory of its own: without the staging of collectives,
-  /// which lies in the host's memory there.
+  /// Returns the bytes that are now on a device with memory of its own. The staging of collectives
+  /// does not count, since it lies in the host's memory there.
   int64_t own_memory() const;
   /// Sets each peak to the current value.
   void reset_peaks();
-  /// Says why `request` bytes more for `what` do not fit on the device, with a table and advice, by
-  /// the DeviceLimit in force; "" without one.
+  /// Returns a text that says why `request` more bytes for `what` do not fit on the device, with
+  /// the table and the advice of the DeviceLimit in force; "" without one.
   std::string refusal(int64_t request, std::string_view what);
 
  private:
@@ -83,7 +83,7 @@ class Ledger {
   std::array<Counter, kCategories> counters_;
   Counter total_;
   Counter device_;
-  std::mutex limits_mutex_;  // its next limit's; taken before the limit's own
+  std::mutex limits_mutex_;  // guards `limits_`; taken before a limit's own mutex
   std::vector<DeviceLimit*> limits_;
   std::atomic<size_t> limit_count_{0};
 };

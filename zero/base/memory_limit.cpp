@@ -31,7 +31,7 @@ std::optional<int64_t> number_of(const fs::path& file, std::string_view key) {
   return std::nullopt;
 }
 
-// Returns the number in a file of one number; none for "max".
+// Returns the number in a file of one number, or nothing for "max".
 std::optional<int64_t> number_in(const fs::path& file) {
   std::ifstream stream(file);
   int64_t value = 0;
@@ -39,7 +39,7 @@ std::optional<int64_t> number_in(const fs::path& file) {
   return std::nullopt;
 }
 
-// One id for each thing that has a number in the kernel that runs now.
+// Returns one id for each thing that has a number in the running kernel.
 int64_t identity(const std::string& boot, const std::string& what) {
   return static_cast<int64_t>(std::hash<std::string>{}(boot + what) | 1);
 }
@@ -60,7 +60,7 @@ std::vector<fs::path> cgroups_of(const std::string& controller, const fs::path& 
       continue;
     auto mount = root / "sys/fs/cgroup";
     if (!second) mount /= controller;
-    // In a container the path may be the one outside it; then the mount itself is this process's
+    // In a container the path may be that of the host; then the mount itself is this process's
     // group.
     auto group = mount / fs::path(path).relative_path();
     std::error_code ignored;

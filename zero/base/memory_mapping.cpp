@@ -21,7 +21,7 @@ MemoryMapping::MemoryMapping(const Request& request) {
                     (request.file < 0 ? MAP_ANONYMOUS : 0) | (request.counted ? 0 : MAP_NORESERVE);
   void* place = nullptr;
   if (request.alignment > kPage) {
-    // Maps addresses alone, and then uses the aligned ones.
+    // Addresses are reserved first, and then the aligned ones among them are used.
     reserved_bytes_ = whole + request.alignment;
     void* const addresses = mmap(nullptr, reserved_bytes_, PROT_NONE,
                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

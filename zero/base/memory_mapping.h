@@ -1,4 +1,4 @@
-// Addresses that this process has mapped, to memory of its own or to a file.
+// A range of addresses that this process has mapped, to memory of its own or to a file.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace zero {
 
-/// A mapping, which its owner unmaps. It may be empty.
+/// A mapping that its owner unmaps. It may be empty.
 class MemoryMapping {
  public:
   static constexpr size_t kPage = 4096;
@@ -15,12 +15,12 @@ class MemoryMapping {
 
   struct Request {
     size_t bytes = 0;  ///< rounded up to whole pages by the system; 0 makes an empty mapping
-    size_t alignment = kPage;  ///< the first byte's: a power of two of at least a page
-    /// if false, it may be larger than memory, which it takes as it is touched
+    size_t alignment = kPage;  ///< alignment of the first byte: a power of two of at least a page
+    /// If false, it may be larger than the memory, and takes memory only as it is touched.
     bool counted = true;
     int file = -1;  ///< a descriptor, which may be closed afterwards; -1 means zero-filled memory
     int64_t file_offset = 0;  ///< a multiple of a page
-    bool shared = false;      ///< if true, writes go to the file; else they stay here
+    bool shared = false;      ///< if true, writes go to the file; otherwise they stay in memory
   };
 
   MemoryMapping() = default;
@@ -38,22 +38,22 @@ class MemoryMapping {
 
   explicit operator bool() const { return data_ != nullptr; }
   std::byte* data() const { return data_; }
-  /// The bytes as requested.
+  /// Returns the bytes that were requested.
   size_t bytes() const { return bytes_; }
   /// Returns the errno of the request, or 0.
   int error() const { return error_; }
 
-  /// Advises huge pages for the whole ones within `bytes` bytes from the front. If the system has
-  /// none the memory is the same.
+  /// Advises the system to use huge pages for the first `bytes` bytes, as far as they fill whole
+  /// ones. If the system has none, the memory is the same.
   void advise_huge(size_t bytes) const;
   /// Gives up the pages within [begin, begin + bytes). When they are touched again, memory reads as
-  /// zeros, and a file shows through.
+  /// zeros, and a mapped file shows its own bytes.
   void discard(size_t begin, size_t bytes) const;
 
  private:
   void swap(MemoryMapping& other) noexcept;
 
-  void* reserved_ = nullptr;  // with the bytes that the alignment takes
+  void* reserved_ = nullptr;  // the mapping with the extra bytes for the alignment
   size_t reserved_bytes_ = 0;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;

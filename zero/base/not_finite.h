@@ -1,12 +1,12 @@
-// The error of numbers that are infinite or NaN.
+// The error that reports infinite or NaN numbers.
 #pragma once
 
 #include "zero/base/error.h"
 
 namespace zero {
 
-/// A loss or a gradient is infinite or NaN, and nothing was updated because of it. Names what made
-/// it, if that is known.
+/// A loss or a gradient is infinite or NaN, and because of it nothing was updated. The message
+/// names its origin, if that is known.
 class NotFinite : public Error {
   using Error::Error;
 };

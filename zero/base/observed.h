@@ -12,8 +12,8 @@
 
 namespace zero {
 
-/// Runs `kernel`, which reads the tensors `inputs` and writes `outputs`, as an operator of that
-/// name. If nobody observes, it just calls `kernel`.
+/// Runs `kernel`, which reads the tensors `inputs` and writes `outputs`, as an operator called
+/// `name`. If nobody observes, it only calls `kernel`.
 template <size_t Inputs, size_t Outputs, class Kernel>
 void observed(std::string_view name, const std::array<at::Tensor, Inputs>& inputs,
               const std::array<at::Tensor, Outputs>& outputs, const Kernel& kernel) {

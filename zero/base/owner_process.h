@@ -7,8 +7,8 @@
 namespace zero {
 
 /// Remembers the process that it was made in. A fork without exec copies every object, and the copy
-/// is destroyed when the child exits: files, shared memory, threads and peers are the parent's, and
-/// the child must leave them alone.
+/// is destroyed when the child exits. But files, shared memory, threads and peers belong to the
+/// parent, so the child must leave them alone.
 class OwnerProcess {
  public:
   /// Returns false in a child that the process forked later.

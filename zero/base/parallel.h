@@ -1,10 +1,11 @@
-// Loops on LibTorch's intra-op threads. A thread beside the training runs them alone.
+// Loops on LibTorch's intra-op threads. A thread that works beside the training runs them alone.
 //
 // Note [One thread beside]
-// OpenMP gives every thread that enters a parallel loop a team of its own. So a thread beside the
-// training would bring as many threads again as there are cores. They take turns with those that
-// compute, and OpenMP, which sees more threads than cores, no longer spins at the end of a loop but
-// sleeps, at every operator. So such a thread runs its loops alone.
+// OpenMP gives every thread that enters a parallel loop a team of its own. So a thread that works
+// beside the training would bring as many new threads as there are cores. They would take turns
+// with the threads that compute. OpenMP would see more threads than cores, and sleep instead of
+// spinning at the end of each loop, which means at every operator. So such a thread runs its loops
+// alone.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -27,8 +28,8 @@ class OneThread {
   bool before_;
 };
 
-/// Calls work(first, last) for ranges that cover [begin, end), none shorter than `grain` but the
-/// last, on several threads.
+/// Calls work(first, last) on several threads, for ranges that cover [begin, end). No range except
+/// the last is shorter than `grain`.
 void parallel_for(int64_t begin, int64_t end, int64_t grain,
                   c10::function_ref<void(int64_t, int64_t)> work);
 

@@ -1,8 +1,8 @@
-// The blocks that are cut from a range, and the holes between them. It only keeps books, on
-// numbers.
+// The bookkeeping of blocks that are cut from a range of numbers, and of the holes between them.
 //
-// A block is cut from the front of a hole; neighbouring holes are merged. All but `last_fit` takes
-// time logarithmic in the number of holes, as long as the best hole's front is aligned.
+// A block is cut from the front of a hole; neighbouring holes are merged. All functions except
+// `last_fit` take time logarithmic in the number of holes, as long as the front of the best hole is
+// aligned.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace zero {
 
-/// The range. It is not thread-safe.
+/// A range with its blocks and holes. It is not thread-safe.
 class RangeHeap {
  public:
   /// Makes an empty range.
@@ -22,24 +22,25 @@ class RangeHeap {
   /// Makes a range of the numbers [begin, begin + bytes).
   RangeHeap(size_t begin, size_t bytes);
 
-  /// Returns where a block of `bytes` > 0 fits best: the first multiple of `alignment` in the
-  /// smallest hole that has room from there on, the first of equal ones. It takes nothing yet.
+  /// Returns the place where a block of `bytes` > 0 fits best: the first multiple of `alignment` in
+  /// the smallest hole that has room from there on. Of several such holes it is the first. Nothing
+  /// is taken yet.
   std::optional<size_t> best_fit(size_t bytes, size_t alignment = 1) const;
-  /// Returns the last place before `end` where `bytes` lie in one hole.
+  /// Returns the last place before `end` from which `bytes` bytes lie in one hole.
   std::optional<size_t> last_fit(size_t bytes, size_t end) const;
   /// Cuts a block out of the hole in which it lies.
   void take(size_t begin, size_t bytes);
-  /// Returns the size of the block that begins there, or 0.
+  /// Returns the size of the block that begins at `begin`, or 0.
   size_t size_of(size_t begin) const;
-  /// Makes the block that begins there a hole, and returns its size.
+  /// Makes the block that begins at `begin` a hole, and returns its size.
   size_t give(size_t begin);
-  /// Keeps the bytes [from, to), at least one, of the block that begins there, counted from its
-  /// front, and makes holes of the rest.
+  /// Keeps only the bytes [from, to) of the block that begins at `begin`, counted from its front;
+  /// there must be at least one. Makes holes of the rest.
   void keep(size_t begin, size_t from, size_t to);
 
   /// Returns the bytes of all blocks.
   size_t used() const { return used_; }
-  /// The holes from the smallest to the largest: bytes and begin.
+  /// Returns the size and the begin of each hole, from the smallest to the largest.
   const std::set<std::pair<size_t, size_t>>& holes() const { return holes_by_size_; }
 
  private:

@@ -9,11 +9,12 @@
 
 namespace zero {
 
-/// Returns the message for a thread that was refused: its purpose, the reason, and the remedy.
+/// Returns the message about a thread that the system refused: its purpose, the reason, and the
+/// remedy.
 std::string refused_thread(std::string_view what, const std::system_error& error);
 
-/// Starts a thread that runs `body`. Throws `Exception`, naming `what` it is for and the remedy, if
-/// the system refuses it (a limit on the processes of a user or a container).
+/// Starts a thread that runs `body`. If the system refuses it (a limit on the processes of a user
+/// or a container), throws `Exception`, which names the thread's purpose `what` and the remedy.
 template <class Exception, class Body>
 std::thread start_thread(std::string_view what, Body&& body) {
   try {

@@ -3,11 +3,12 @@
 // Note [Timeline]
 // The thread that trains has nested scopes: phases (forward, backward, step) and the waits in them.
 // A gather, a reduction, an update or a transfer of a disk is under way from its start to its end,
-// on any thread, several at a time. A timeline that is on keeps these spans, or adds up the phases
-// and their waits, or both. One that is off costs a branch a span, and holds no memory.
+// on any thread, and several may be at a time. A timeline that is on keeps these spans, or adds up
+// the phases and their waits, or both. A timeline that is off costs a branch for each span, and
+// holds no memory.
 //
-// A wait is counted once: a wait for a disk within an update is the disk's, and a phase within
-// another (forward, where a backward pass makes its own) is that phase's.
+// A wait is counted once: a wait for a disk within an update counts for the disk. A phase within
+// another (a forward that a backward pass runs) counts for the inner phase.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ enum class Activity : uint8_t {
   forward,
   backward,
   step,
-  operation,  ///< an operator of LibTorch, there
+  operation,  ///< an operator of LibTorch, on that thread
   // Waits of that thread.
   wait_gather,
   wait_reduce,
@@ -54,21 +55,22 @@ struct Span {
   int64_t bytes = 0;
   Activity activity{};
   bool training = false;        ///< a scope of the thread that trains
-  std::array<char, 94> text{};  ///< the name of its object (a unit); longer ones are cut
+  std::array<char, 94> text{};  ///< name of its object (a unit); longer names are cut
 
   std::string_view label() const;
 };
 
-/// Milliseconds of the thread that trains: its phases, and how much of them it has spent waiting.
+/// The milliseconds of the phases of the thread that trains, and how much of them it has spent
+/// waiting.
 struct Breakdown {
   double forward = 0;
   double backward = 0;
   double step = 0;
-  double gather = 0;   ///< for parameters
-  double reduce = 0;   ///< for gradients
-  double update = 0;   ///< with updates, which it does itself or waits for
-  double disk = 0;     ///< for a disk
-  double control = 0;  ///< for other ranks' scalars and checks
+  double gather = 0;   ///< waiting for parameters
+  double reduce = 0;   ///< waiting for gradients
+  double update = 0;   ///< spent on updates: running them or waiting for them
+  double disk = 0;     ///< waiting for a disk
+  double control = 0;  ///< waiting for other ranks' scalars and checks
 };
 
 /// Thread-safe, except for `start`, `stop`, `measure` and `take_breakdown`, which belong to the
@@ -77,13 +79,13 @@ class Timeline {
  public:
   static constexpr size_t kSpans = size_t{1} << 17;
 
-  /// Returns the clock's nanoseconds.
+  /// Returns the nanoseconds of std::chrono::steady_clock.
   static int64_t now();
 
-  /// Keeps spans from here on, up to `most`, and takes memory for them now (128 bytes each);
-  /// forgets earlier ones. The caller becomes the thread that trains.
+  /// Keeps spans from now on, at most `most`, and takes memory for them now (128 bytes each).
+  /// Forgets earlier spans. The caller becomes the thread that trains.
   void start(size_t most = kSpans);
-  /// Keeps no more spans, except those under way, when they end. Kept spans stay.
+  /// Keeps no further spans, except those under way when they end. Kept spans stay.
   void stop();
   /// Returns the spans in the order in which they ended.
   std::vector<Span> spans() const;
@@ -92,13 +94,12 @@ class Timeline {
   /// Gives the memory back, and keeps no more spans.
   void clear();
 
-  /// Adds phases and waits up from here on, or no longer. The caller becomes the thread that
-  /// trains.
+  /// Begins to add up phases and waits, or stops. The caller becomes the thread that trains.
   void measure(bool on);
   /// Returns the sums since the last call.
   Breakdown take_breakdown();
 
-  /// Returns true if it keeps spans or adds up: a caller that must prepare a span asks first.
+  /// Returns true if spans are kept or added up. A caller that must prepare a span asks first.
   bool on() const { return on_.load(std::memory_order_relaxed); }
   bool keeps() const { return keeps_.load(std::memory_order_relaxed); }
   /// Records an activity that was under way from `begin` to `end`.
@@ -106,7 +107,7 @@ class Timeline {
            int64_t bytes = 0);
 
   /// Records a span of this thread that lasts as long as this object. A wait counts only on the
-  /// thread that trains. The label must live as long.
+  /// thread that trains. The label must live as long as the scope.
   class Scope {
    public:
     Scope(Timeline& timeline, Activity activity, std::string_view label = {}, int64_t bytes = 0) {

@@ -7,16 +7,20 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "zero/base/error.h"
 #include "zero/base/file_limit.h"
 
 namespace zero {
 namespace {
 
-constexpr size_t kBuffer = size_t{1} << 20;
+constexpr size_t kBuffer = size_t{4} << 20;
+// O_DIRECT wants addresses, offsets and sizes that are multiples of the disk's blocks.
+constexpr size_t kAligned = 4096;
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   const auto folder = path.parent_path();
@@ -26,7 +30,10 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 }  // namespace
 
 OutputFile::OutputFile(std::filesystem::path path, Fail fail)
-    : path_(std::move(path)), fail_(fail), buffer_(std::make_unique<std::byte[]>(kBuffer)) {
+    : path_(std::move(path)),
+      fail_(fail),
+      buffer_(static_cast<std::byte*>(std::aligned_alloc(kAligned, kBuffer)), &std::free) {
+  ensure(buffer_ != nullptr, "no memory for the buffer of a file");
   temporary_ = path_;
   temporary_ += fmt::format(".{}.tmp", ::getpid());
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -52,13 +59,30 @@ void OutputFile::report(const char* what) const {
 void OutputFile::put(uint64_t offset, const std::byte* data, size_t size) {
   if (size > 0 && beyond_file_limit(static_cast<int64_t>(offset + size))) report("write");
   while (size > 0) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    set_direct((address | offset | size) % kAligned == 0);
     const auto written = ::pwrite(descriptor_, data, size, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EINVAL && direct_ && may_be_direct_) {
+      may_be_direct_ = false;
+      continue;
+    }
     if (written < 0) report("write");
     data += written;
     offset += static_cast<uint64_t>(written);
     size -= static_cast<size_t>(written);
   }
+}
+
+// Makes the next write one that passes the page cache by, if it can.
+void OutputFile::set_direct(bool direct) {
+  direct = direct && may_be_direct_;
+  if (direct == direct_) return;
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  const bool set = flags >= 0 && ::fcntl(descriptor_, F_SETFL,
+                                         direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+  if (set) direct_ = direct;
+  if (!set) may_be_direct_ = false;
 }
 
 void OutputFile::flush() {
@@ -78,16 +102,17 @@ void OutputFile::sum(const std::byte* data, size_t size) {
 }
 
 void OutputFile::write(const void* data, size_t size) {
-  if (size == 0) return;
-  sum(static_cast<const std::byte*>(data), size);
-  if (buffered_ + size > kBuffer) flush();
-  if (size >= kBuffer) {
-    put(size_, static_cast<const std::byte*>(data), size);
-  } else {
-    std::memcpy(buffer_.get() + buffered_, data, size);
-    buffered_ += size;
+  const auto* from = static_cast<const std::byte*>(data);
+  sum(from, size);
+  while (size > 0) {
+    const size_t part = std::min(size, kBuffer - buffered_);
+    std::memcpy(buffer_.get() + buffered_, from, part);
+    buffered_ += part;
+    size_ += part;
+    from += part;
+    size -= part;
+    if (buffered_ == kBuffer) flush();
   }
-  size_ += size;
 }
 
 void OutputFile::write_at(uint64_t offset, const void* data, size_t size) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -35,8 +36,12 @@ inline constexpr size_t kSummedBlock = size_t{1} << 20;
 /// A file that appears under its name only when it is complete and on the disk: it is written under
 /// a temporary name in the same folder, synced, and renamed, and then the folder is synced. Every
 /// failure, a full disk and a limit on files (ulimit -f) among them, is reported with the path and
-/// the system's reason. Destroyed
-/// before `commit`, it leaves nothing behind. One thread at a time.
+/// the system's reason. Destroyed before `commit`, it leaves nothing behind. One thread at a time.
+///
+/// Note [Files past the page cache]
+/// Full buffers go to the disk by O_DIRECT, where the file system has it. A write through the page
+/// cache takes several times as much of a processor, which training needs, and pushes out of memory
+/// what others have there.
 class OutputFile {
  public:
   /// Creates the temporary file; an existing file at `path` stays as it is until `commit`.
@@ -45,8 +50,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile();
 
-  /// Appends `size` bytes. Small pieces are gathered in a buffer of 1 MiB; large ones go straight
-  /// to the file.
+  /// Appends `size` bytes, by a buffer of 4 MiB.
   void write(const void* data, size_t size);
   /// Writes `size` bytes at `offset`, over what is there or beyond the end, unbuffered.
   void write_at(uint64_t offset, const void* data, size_t size);
@@ -60,6 +64,7 @@ class OutputFile {
   void sum(const std::byte* data, size_t size);
   void flush();
   void put(uint64_t offset, const std::byte* data, size_t size);
+  void set_direct(bool direct);
   [[noreturn]] void report(const char* what) const;
 
   std::filesystem::path path_;
@@ -69,7 +74,9 @@ class OutputFile {
   int descriptor_ = -1;
   uint64_t size_ = 0;
   size_t buffered_ = 0;
-  std::unique_ptr<std::byte[]> buffer_;
+  bool direct_ = false;        // writes pass the page cache by
+  bool may_be_direct_ = true;  // the file system has not refused it
+  std::unique_ptr<std::byte, decltype(&std::free)> buffer_;
   FileSums sums_;
   PieceHash block_;  // the last one, of which sums_.bytes says how much there is
 };

@@ -89,7 +89,8 @@ Json json_of(const Manifest& manifest) {
   return json;
 }
 
-// Reading. The text's checksum was right, so what does not fit was written by another program.
+// The functions below read a manifest. The text's checksum was right, so if something does not fit,
+// another program wrote it.
 
 Manifest::File file_of(const Json& json) {
   Manifest::File file{.name = json.at("name").get<std::string>(),
@@ -138,7 +139,7 @@ Manifest::Parameter parameter_of(const Json& json) {
   return parameter;
 }
 
-// Throws where ranges of a parameter are missing or there twice.
+// Throws if ranges of a parameter are missing, or are there twice.
 void check_slices(const Manifest& manifest) {
   std::vector<std::vector<std::pair<int64_t, int64_t>>> found(manifest.parameters.size());
   for (const auto& file : manifest.files) {
@@ -193,7 +194,7 @@ Manifest manifest_of(const Json& json) {
   return manifest;
 }
 
-// Returns the text without its checksum, which is right.
+// Checks the text's checksum, and returns the text without it.
 std::string_view checked(std::string_view text, const fs::path& path) {
   const size_t tail = kChecksum.size() + kDigits + kEnd.size();
   if (text.size() > tail) {
@@ -252,7 +253,7 @@ Manifest read_manifest(const fs::path& folder) {
   const auto body = checked(text, path);
   try {
     const auto whole = std::string(body) + "}";
-    (void)parse_json(whole);  // which is strict
+    (void)parse_json(whole);  // parse_json is strict
     const auto json = Json::parse(whole);
     const auto version = json.value("version", int64_t{0});
     if (json.value("format", "") != Manifest::kFormat || version != Manifest::kVersion) {
@@ -293,7 +294,7 @@ void verify(const fs::path& folder, const Manifest& manifest, int part, int part
     return blocks * static_cast<uint64_t>(at) / static_cast<uint64_t>(parts);
   };
   std::vector<std::byte> buffer(kSummedBlock);
-  uint64_t first = 0;  // of the file, among all blocks
+  uint64_t first = 0;  // number of the file's first block among all blocks
   for (const auto& entry : manifest.files) {
     const auto& sums = entry.sums;
     const uint64_t begin = std::max(bound(part), first);

@@ -59,8 +59,9 @@ std::string describe(at::ScalarType dtype, at::IntArrayRef shape) {
   return fmt::format("{} ({})", c10::toString(dtype), fmt::join(shape, ", "));
 }
 
-// Bytes of a tensor, or nothing when a dimension is negative or the product does not fit in an
-// int64. Dimensions of 0 do not help there: strides are products of the others.
+// Returns the bytes of a tensor, or nothing if a dimension is negative or the product does not fit
+// in an int64. A dimension of 0 does not excuse large ones, since strides are products of the
+// others.
 std::optional<uint64_t> byte_size(const TensorInfo& info) {
   auto size = static_cast<int64_t>(c10::elementSize(info.dtype));
   bool empty = false;
@@ -81,8 +82,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   const auto refuse = [&](const std::string& why) {
     throw CheckpointError(fmt::format("Cannot write {}: {}.", path.string(), why));
   };
-  // Wide elements first, as other writers do: every tensor then lies at a multiple of its element's
-  // size.
+  // Tensors with wide elements come first, as other writers do: every tensor then lies at a
+  // multiple of its element's size.
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
   });
@@ -202,13 +203,14 @@ Entry parse_entry(const std::string& name, const json& value) {
   return entry;
 }
 
-// In the order of their bytes, which must follow each other from 0 to `size`.
+// Returns the header's entries in the order of their bytes. The bytes must follow each other from 0
+// to `size`.
 std::vector<Entry> parse_entries(const json& header, uint64_t size) {
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items()) {
     if (name != kMetadata) entries.push_back(parse_entry(name, value));
   }
-  // By begin, then end: a tensor without elements goes before its neighbour.
+  // Entries are sorted by begin, then by end: a tensor without elements goes before its neighbour.
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });

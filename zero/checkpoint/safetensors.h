@@ -29,31 +29,32 @@ struct TensorInfo {
   bool operator==(const TensorInfo&) const = default;
 };
 
-/// Returns the dtype that the format calls so: "BF16".
+/// Returns the dtype that has this name in the format, such as "BF16"; nothing if there is none.
 std::optional<at::ScalarType> safetensors_dtype(std::string_view name);
-/// Returns the format's name of a dtype, or nothing where it has none.
+/// Returns the format's name of a dtype; empty if it has none.
 std::string_view safetensors_name(at::ScalarType dtype);
 
-/// Writes a safetensors file without holding more than one tensor: all are declared first, then
-/// written in any order, each once. The file appears under its name at `commit`, complete and on
-/// the disk; without it nothing remains. Every failure is a CheckpointError.
+/// Writes a safetensors file without holding more than one tensor: all tensors are declared first,
+/// then written in any order, each once. The file appears under its name at `commit`, complete and
+/// on the disk; without `commit` nothing remains. Every failure is a CheckpointError.
 class SafetensorsWriter {
  public:
-  /// `metadata` is kept in the header. CheckpointError for names that repeat or are not UTF-8, or a
-  /// dtype without a name in the format.
+  /// Declares the tensors. The header keeps `metadata`. Throws CheckpointError for names that
+  /// repeat or are not UTF-8, and for a dtype that has no name in the format.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();
 
-  /// Writes the tensor declared as `name`, of its dtype and shape, on any device. CheckpointError
-  /// when it does not fit the declaration, was not declared or is written already.
+  /// Writes the tensor that was declared as `name`, with its dtype and shape, on any device. Throws
+  /// CheckpointError if it does not fit the declaration, was not declared, or is written already.
   void write(std::string_view name, const at::Tensor& tensor);
-  /// CheckpointError when a declared tensor is missing.
+  /// Completes the file. Throws CheckpointError if a declared tensor was not written.
   void commit();
 
   /// Returns the tensors in the order of their bytes.
   const std::vector<TensorInfo>& order() const { return order_; }
-  /// Returns the file's checksums, where the tensors were written in that order. After `commit`.
+  /// Returns the file's checksums, if the tensors were written in that order. To be called after
+  /// `commit`.
   const FileSums& sums() const;
 
  private:
@@ -68,28 +69,28 @@ class SafetensorsWriter {
   std::unique_ptr<OutputFile> file_;
 };
 
-/// Reads a safetensors file: opening reads the header alone, and checks it. A CheckpointError names
-/// the file and the fault: a wrong length of the header, bad or too deep JSON, repeated names,
-/// unknown dtypes or shapes, and offsets that overlap, leave a gap or do not match the file's size.
+/// Reads a safetensors file. Opening reads and checks only the header. A CheckpointError names the
+/// file and the fault: a wrong length of the header, bad or too deep JSON, repeated names, unknown
+/// dtypes or shapes, or offsets that overlap, leave a gap or do not match the file's size.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
   ~SafetensorsReader();
 
-  /// All tensors, in the order of their bytes.
+  /// Returns all tensors, in the order of their bytes.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(std::string_view name) const { return places_.find(name) != places_.end(); }
-  /// Returns what the header says of a tensor. CheckpointError when there is no such tensor.
+  /// Returns the header's entry of a tensor. Throws CheckpointError if there is no such tensor.
   const TensorInfo& info(std::string_view name) const { return tensors_[place(name).index]; }
   const std::filesystem::path& path() const;
 
-  /// Returns a copy of the tensor on the CPU. CheckpointError when there is no such tensor, or when
-  /// the file was truncated since it was opened.
+  /// Returns a copy of the tensor on the CPU. Throws CheckpointError if there is no such tensor, or
+  /// if the file was truncated since it was opened.
   at::Tensor read(std::string_view name) const;
   /// Returns a copy of elements [begin, begin + count) of the tensor, counted in row-major order,
-  /// as a 1-D tensor on the CPU. Reads their bytes alone. CheckpointError as above, and when the
-  /// tensor does not have these elements.
+  /// as a 1-D tensor on the CPU. It reads only their bytes. Throws CheckpointError as above, and if
+  /// the tensor does not have these elements.
   at::Tensor read(std::string_view name, int64_t begin, int64_t count) const;
 
  private:

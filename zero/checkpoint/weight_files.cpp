@@ -41,7 +41,7 @@ void WeightFiles::add(const fs::path& file) {
   }
 }
 
-void WeightFiles::add_index(const fs::path& index) {
+WeightIndex read_weight_index(const fs::path& index) {
   const auto text = read_file(index, fail<CheckpointError>);
   const auto object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto map = object.is_object() ? object.find("weight_map") : object.end();
@@ -49,7 +49,7 @@ void WeightFiles::add_index(const fs::path& index) {
     throw CheckpointError(fmt::format(
         "{} is damaged: it has no object 'weight_map' of tensors and files.", index.string()));
   }
-  std::set<std::string> names;
+  WeightIndex read;
   for (const auto& [tensor, file] : map->items()) {
     const auto name = file.is_string() ? file.get<std::string>() : std::string();
     if (name.empty() || fs::path(name).filename() != name) {
@@ -58,21 +58,31 @@ void WeightFiles::add_index(const fs::path& index) {
           "it.",
           index.string(), tensor, file.dump()));
     }
-    names.insert(name);
-  }
-  for (const auto& name : names) {
     std::error_code ignored;
     if (!fs::exists(index.parent_path() / name, ignored)) {
       throw CheckpointError(fmt::format("The file {} is missing, which {} names.",
                                         (index.parent_path() / name).string(), index.string()));
     }
-    add(index.parent_path() / name);
+    read.file_of[tensor] = name;
   }
-  for (const auto& [tensor, file] : map->items()) {
+  const auto metadata = object.find("metadata");
+  if (metadata == object.end() || !metadata->is_object()) return read;
+  for (const auto& [key, value] : metadata->items()) {
+    if (value.is_string()) read.metadata[key] = value.get<std::string>();
+  }
+  return read;
+}
+
+void WeightFiles::add_index(const fs::path& index) {
+  const auto files = read_weight_index(index).file_of;
+  std::set<std::string> names;
+  for (const auto& [tensor, name] : files) names.insert(name);
+  for (const auto& name : names) add(index.parent_path() / name);
+  for (const auto& [tensor, name] : files) {
     if (contains(tensor)) continue;
     throw CheckpointError(fmt::format("{} holds no tensor '{}', which {} says it has.",
-                                      (index.parent_path() / file.get<std::string>()).string(),
-                                      tensor, index.string()));
+                                      (index.parent_path() / name).string(), tensor,
+                                      index.string()));
   }
 }
 

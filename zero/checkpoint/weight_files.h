@@ -1,5 +1,5 @@
-// The tensors of a model's weights as Hugging Face keeps them: one safetensors file, or a folder
-// with several of them and an index.
+// Reads the tensors of a model's weights as Hugging Face keeps them: in one safetensors file, or in
+// a folder with several files and an index.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,24 +16,34 @@
 
 namespace zero {
 
-/// The names in a folder.
+/// The names of the file of weights and of the index in a folder.
 inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 
-/// Reads ranges of tensors, whichever file has them. Opening reads headers alone. A CheckpointError
-/// names the file and the fault: a folder without weights, an index that is no object of names and
-/// files, a file that is missing or damaged, a tensor that its file does not have or that two have.
+/// The index of weights that lie in several files in the same folder.
+struct WeightIndex {
+  std::map<std::string, std::string> file_of;   ///< the file of each tensor
+  std::map<std::string, std::string> metadata;  ///< texts of the index
+};
+/// Reads an index. A CheckpointError names it and the fault: it is not an object of names and
+/// files, or a file is missing.
+WeightIndex read_weight_index(const std::filesystem::path& index);
+
+/// Reads ranges of tensors from whichever file has them. Opening reads only headers. A
+/// CheckpointError names the file and the fault: a folder without weights, an index that is not an
+/// object of names and files, a file that is missing or damaged, or a tensor that its file does not
+/// have or that two files have.
 class WeightFiles {
  public:
   /// `path` is a safetensors file, or a folder with `model.safetensors.index.json` or
-  /// `model.safetensors`; where both are there the one file is read, as in transformers.
+  /// `model.safetensors`. If a folder has both, the one file is read, as in transformers.
   explicit WeightFiles(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   bool contains(std::string_view name) const { return file_of_.find(name) != file_of_.end(); }
   /// Returns all names in order.
   std::vector<std::string> names() const;
-  /// Both throw as SafetensorsReader's.
+  /// Both throw as the functions of SafetensorsReader do.
   const TensorInfo& info(std::string_view name) const { return reader(name).info(name); }
   at::Tensor read(std::string_view name, int64_t begin, int64_t count) const {
     return reader(name).read(name, begin, count);

@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The folder without a separator at its end, so that names can be put beside it; empty where it is
-// no folder of its own.
+// Returns the folder without a separator at its end, so that names can be put beside it. The result
+// is empty if `target` does not name a folder of its own.
 fs::path named(const fs::path& target) {
   fs::path path = target;
   while (path.has_relative_path() && (!path.has_filename() || path.filename() == "."))
@@ -45,8 +45,9 @@ bool present(const fs::path& path) {
   return lstat(path.c_str(), &status) == 0;
 }
 
-// The lock of an existing folder, or nothing, with errno: EWOULDBLOCK while another process has it.
-// File systems that cannot lock have one process at a time, on its word.
+// Returns the lock of an existing folder, or nothing; then errno says why (EWOULDBLOCK while
+// another process has it). If the file system cannot lock, the folder is returned all the same:
+// processes are trusted to come one at a time.
 Descriptor hold(const fs::path& folder) {
   Descriptor held(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (held && flock(held.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -63,7 +64,7 @@ bool same_file(const Descriptor& held, const fs::path& path) {
          mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
 }
 
-// Removes what is there unless a process holds it; 0 or an errno.
+// Removes the folder unless a process holds it. Returns 0 or an errno.
 int remove_unheld(const fs::path& path) {
   const auto held = hold(path);
   if (!held && errno == EWOULDBLOCK) return EWOULDBLOCK;
@@ -125,7 +126,7 @@ WholeFolder::WholeFolder(fs::path target, Fail fail)
 }
 
 void WholeFolder::make() {
-  // More than once only where another process does the same.
+  // The loop repeats only if another process does the same at the same time.
   while (mkdir(partial_.c_str(), 0777) != 0) {
     if (errno != EEXIST) report("make", partial_);
     if (const int error = remove_unheld(partial_); error != 0) {
@@ -164,8 +165,11 @@ void WholeFolder::commit() {
   sync_tree(partial_, fail_);
   take_the_name();
   committed_ = true;
+  // A child that was forked meanwhile has the lock too, so closing the descriptor alone would not
+  // release it.
+  (void)flock(lock_.get(), LOCK_UN);
   for (const auto& parent : parents_) sync_folder(parent, fail_);
-  // The save is done: what cannot be removed now is told when the next begins.
+  // The save is done. If something cannot be removed now, the next one that begins reports it.
   (void)remove_unheld(partial_);
   (void)remove_unheld(earlier(target_));
 }

@@ -337,11 +337,35 @@ Job job_from_environment(const Lookup& variable) {
   return job;
 }
 
-bool restarted(const Lookup& variable) {
-  for (const char* name : {kRestartVariable, "SLURM_RESTART_COUNT"}) {
-    if (const auto count = variable(name); count && *count != "0" && !count->empty()) return true;
+std::vector<LaunchedJob> launched_jobs(const Lookup& variable) {
+  const auto restarted = [&](const char* name) {
+    const auto count = variable(name).value_or("");
+    return !count.empty() && count != "0";
+  };
+  std::vector<LaunchedJob> jobs;
+  if (variable(kRestartVariable)) {
+    auto name = variable(kJobVariable).value_or("");
+    const auto run = variable("TORCHELASTIC_RUN_ID").value_or("none");
+    if (name.empty() && run != "none") name = "torchrun " + run;
+    if (name.empty() && variable("GROUP_WORLD_SIZE").value_or("1") != "1") {
+      // All agents and attempts have this in common.
+      name = fmt::format("torchrun at {}:{}", variable("MASTER_ADDR").value_or(""),
+                         variable("MASTER_PORT").value_or(""));
+    }
+    if (const auto file = variable("TORCHELASTIC_ERROR_FILE"); name.empty() && file) {
+      // The agent makes one folder for all attempts.
+      name = "torchrun in " + file->substr(0, file->find("/attempt_"));
+    }
+    if (name.empty()) {
+      const auto self = Process::self();
+      name = fmt::format("process {} of {} since {}", getppid(), self.machine,
+                         start_time(getppid()).value_or(0));
+    }
+    jobs.push_back({std::move(name), restarted(kRestartVariable)});
   }
-  return false;
+  if (const auto id = variable("SLURM_JOB_ID"))
+    jobs.push_back({"Slurm " + *id, restarted("SLURM_RESTART_COUNT")});
+  return jobs;
 }
 
 std::string transport_from_environment(const Lookup& variable) {

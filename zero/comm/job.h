@@ -62,10 +62,20 @@ Job job_from_environment(const Lookup& variable = environment_variable);
 /// `zero launch` says in it how many ranks the job had at first.
 inline constexpr const char* kFirstRanksVariable = "ZERO_FIRST_RANKS";
 
-/// Returns whether a launcher says that it has started this job before: torchrun, `zero launch`, or
-/// Slurm, which starts a job anew after a requeue (SLURM_RESTART_COUNT). Of several torchrun agents
-/// some may not know.
-bool restarted(const Lookup& variable = environment_variable);
+/// In this variable `zero launch` gives the ranks of all attempts of a job the same random name.
+inline constexpr const char* kJobVariable = "ZERO_JOB";
+
+/// A job that a launcher may start several times.
+struct LaunchedJob {
+  std::string name;        ///< the same in all attempts, and different from other jobs' names
+  bool restarted = false;  ///< the launcher says that this is not the first attempt
+};
+/// Returns the jobs that this process belongs to: that of `zero launch` or torchrun, and that of
+/// Slurm, which starts a job anew after a requeue (SLURM_RESTART_COUNT). A job of torchrun has the
+/// id of its rendezvous as its name. Without an id it is the agent's on one host, and on several
+/// hosts the address at which the ranks meet, which a later job may have too. Of several torchrun
+/// agents some may not know of a restart.
+std::vector<LaunchedJob> launched_jobs(const Lookup& variable = environment_variable);
 
 /// Returns the value of ZERO_TRANSPORT, which carries bytes between hosts: "gloo" (also if it is
 /// not set), "openmpi" or "mpich"; "mpi" if that was asked for and no mpirun has started this

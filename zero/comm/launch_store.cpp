@@ -10,6 +10,7 @@
 
 #include "zero/base/error.h"
 #include "zero/comm/rendezvous.h"
+#include "zero/comm/token.h"
 #include "zero/comm/watched_store.h"
 
 namespace zero::comm {
@@ -45,6 +46,11 @@ LaunchStore::LaunchStore(const LaunchOptions& options)
                       address_, port_));
     }
   }
+  job_ = random_token();
+  if (options.nnodes == 1 || !store_) return;
+  const std::vector<uint8_t> mine(job_.begin(), job_.end());
+  const auto first = store_->compareSet("zero/launch/job", {}, mine);
+  job_.assign(first.begin(), first.end());
 }
 
 std::string LaunchStore::key(int attempt, const std::string& what) const {
@@ -104,7 +110,8 @@ std::optional<LaunchAttempt> LaunchStore::join(int attempt, const std::function<
 std::optional<std::vector<int>> LaunchStore::nodes_of(int attempt,
                                                       const std::function<bool()>& pause) {
   try {
-    store_->set(key(attempt - 1, "doomed"), "yes");
+    // An attempt that this launcher has no part in goes on.
+    if (attempt_ == attempt - 1) store_->set(key(attempt_, "doomed"), "yes");
     store_->set(key(attempt, std::to_string(options_.node_rank)), "here");
     if (hosted_here_) name_nodes(attempt, pause);
     for (;;) {
@@ -130,13 +137,15 @@ void LaunchStore::name_nodes(int attempt, const std::function<bool()>& pause) {
   } while (static_cast<int>(nodes.size()) < options_.nnodes && Clock::now() < deadline &&
            !has(kRefused) && pause());
   const int ranks = static_cast<int>(nodes.size()) * options_.nproc;
-  if (ranks < options_.min_ranks) {
+  const int all = options_.nnodes * options_.nproc;
+  if (ranks < (options_.min_ranks > 0 ? options_.min_ranks : all)) {
     refuse();
     throw CommError(fmt::format(
-        "After the failure node{} {} came back within {}: {} ranks, and --min-ranks is {}.",
+        "After the failure node{} {} came back within {}: {} ranks, and {} are needed. Give "
+        "--rejoin more time, or go on with fewer ranks by --min-ranks.",
         nodes.size() == 1 ? "" : "s", fmt::join(nodes, ", "),
         seconds(std::chrono::duration_cast<std::chrono::milliseconds>(options_.rejoin)), ranks,
-        options_.min_ranks));
+        options_.min_ranks > 0 ? options_.min_ranks : all));
   }
   store_->set(key(attempt, "nodes"), fmt::format("{}", fmt::join(nodes, " ")));
 }

@@ -42,6 +42,8 @@ class LaunchStore {
   explicit LaunchStore(const LaunchOptions& options);
   const std::string& address() const { return address_; }
   uint16_t port() const { return port_; }
+  /// Returns a random name of the job, the same for all launchers and attempts.
+  const std::string& job() const { return job_; }
 
   /// Returns the first attempt at which this node may take part. A job without restarts has one.
   int first_attempt();
@@ -70,9 +72,10 @@ class LaunchStore {
   std::string address_;
   uint16_t port_;
   bool hosted_here_;
-  int nodes_;  // of the attempt
-  int attempt_ = 0;
+  int nodes_;        // of the attempt
+  int attempt_ = 0;  // the last one that this launcher took part in
   c10::intrusive_ptr<c10d::Store> store_;
+  std::string job_;
 };
 
 }  // namespace zero::comm

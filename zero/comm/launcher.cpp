@@ -279,7 +279,13 @@ Environment rank_environment(const LaunchOptions& options, const LaunchAttempt& 
   environment.set("MASTER_ADDR", store.address());
   environment.set("MASTER_PORT", std::to_string(store.port()));
   environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
-  environment.set(kRestartVariable, std::to_string(attempt.number));
+  // A launcher may be what another one starts again: then the ranks are of that job.
+  if (environment_variable(kJobVariable)) {
+    if (attempt.number > 0) environment.set(kRestartVariable, std::to_string(attempt.number));
+  } else {
+    environment.set(kJobVariable, store.job());
+    environment.set(kRestartVariable, std::to_string(attempt.number));
+  }
   environment.set(kFirstRanksVariable, std::to_string(options.nnodes * options.nproc));
   environment.set(kLauncherVariable, kOwnLauncher);
   if (!environment_variable("OMP_NUM_THREADS")) {
@@ -658,8 +664,9 @@ class Supervisor {
   int stop_with_ = SIGTERM;
 };
 
-/// The exit status of a program that refuses what it was given.
+/// The exit status of a program that refuses what it was given, and of one that was asked to end.
 constexpr int kRefusal = 2;
+constexpr int kAskedToEnd = 128 + SIGINT;
 
 /// Starts the ranks, and again after failures for which the options allow a restart.
 int run_attempts(const LaunchOptions& options) {
@@ -686,7 +693,7 @@ int run_attempts(const LaunchOptions& options) {
     const bool fewer = attempt.nproc < options.nproc;
     const bool refused = status == kRefusal;
     if (refused && !fewer) store.refuse();
-    if (status == 0 || ranks->interrupted() || options.max_restarts == 0 ||
+    if (status == 0 || status == kAskedToEnd || ranks->interrupted() || options.max_restarts == 0 ||
         (refused ? !fewer : restarts == options.max_restarts)) {
       ranks->leave();
       return status;

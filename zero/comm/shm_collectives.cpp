@@ -292,7 +292,7 @@ void Collectives::add(const Call& call, const Share& own) {
   });
 }
 
-// Note [Helping]
+// Adds the pieces of all ranks' slices that nobody has claimed yet, as Note [Helping] above says.
 void Collectives::add_together(const Call& call, const std::function<Share(int)>& share_of) {
   const int n = peers_->size();
   const auto own = share_of(peers_->rank());

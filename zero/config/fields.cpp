@@ -1066,6 +1066,11 @@ void add_program(All& all) {
              .option = "--keep-every",
              .zero_is_none = true},
             &Program::keep_every);
+  train.add("keep_best",
+            {.sentence = "Keep also the checkpoint with the lowest validation loss",
+             .details = "Needs `eval_every`, and `save_every` as a multiple of it.",
+             .option = "--keep-best"},
+            &Program::keep_best);
   train.add("sample_tokens",
             {.sentence = "Tokens to generate at the end; 0: none", .option = "--sample-tokens"},
             &Program::sample_tokens);

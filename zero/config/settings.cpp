@@ -326,6 +326,23 @@ void check_scheduler(const Settings& settings) {
   if (program.decay_steps) refuse("decay_steps", *program.decay_steps);
 }
 
+void check_best(const ProgramSettings& program) {
+  if (!program.keep_best) return;
+  const auto saves = program.save_every.value_or(0);
+  const auto validates = program.eval_every.value_or(0);
+  if (program.eval_tokens == 0) {
+    throw ConfigError(
+        "train.keep_best is true and train.eval_tokens is 0: there is no validation to choose by. "
+        "Set --eval-tokens, or leave --keep-best out.");
+  }
+  if (saves > 0 && validates > 0 && saves % validates == 0) return;
+  throw ConfigError(
+      fmt::format("train.keep_best is true, train.save_every is {} and train.eval_every is {}: a "
+                  "checkpoint has a validation loss only if there is a validation at its step. Set "
+                  "both, save_every as a multiple of eval_every.",
+                  saves, validates));
+}
+
 void check_spikes(const Settings& settings) {
   const auto& program = settings.program;
   if (program.rewind_spikes && !program.save_every) {
@@ -592,6 +609,7 @@ void Settings::validate() const {
   check_rules(model, engine);
   check_rules(program);
   check_scheduler(*this);
+  check_best(program);
   check_spikes(*this);
 }
 

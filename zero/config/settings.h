@@ -119,6 +119,7 @@ struct ProgramSettings {
   std::string stop_after{};  ///< a time since the start of training, as "3h50m"; empty: none
   int64_t keep_last = 1;     ///< how many of the newest checkpoints stay
   std::optional<int64_t> keep_every{};  ///< checkpoints of steps that are multiples of it stay too
+  bool keep_best = false;               ///< that of the lowest validation loss stays too
   int64_t sample_tokens = 200;          ///< tokens generated at the end
   std::string prompt = "\n";
   double temperature = 0.8;

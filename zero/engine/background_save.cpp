@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "zero/base/device_limit.h"
@@ -23,15 +24,15 @@ int64_t aligned(int64_t bytes) { return at::round_up<int64_t>(bytes, 64); }
 
 }  // namespace
 
-SaveSnapshot::SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger,
+SaveSnapshot::SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
                            std::optional<int64_t> staging_bytes)
-    : file_(file),
+    : file_(std::move(file)),
       ledger_(std::move(ledger)),
       staging_bytes_(staging_bytes.value_or(0)),
-      slices_(file.pieces().size()) {
+      slices_(file_->pieces().size()) {
   std::vector<size_t> at_once;
   for (size_t i = 0; i < slices_.size(); ++i) {
-    const auto& piece = file.pieces()[i];
+    const auto& piece = file_->pieces()[i];
     if (piece.exposed) {
       at_once.push_back(i);
       continue;
@@ -40,35 +41,51 @@ SaveSnapshot::SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger
     if (u >= of_unit_.size()) of_unit_.resize(u + 1);
     of_unit_[u].push_back(i);
   }
-  if (staging_bytes) copy_aside(at_once);
+  if (staging_bytes) copy_aside(at_once, /*staged=*/false);
 }
 
 int64_t SaveSnapshot::bytes_of(const std::vector<size_t>& pieces) const {
   int64_t bytes = 0;
-  for (const size_t i : pieces) bytes += aligned(file_.pieces()[i].bytes);
+  for (const size_t i : pieces) bytes += aligned(file_->pieces()[i].bytes);
   return bytes;
 }
 
-// The copies lie side by side in one piece of memory, which is freed with the last of them.
-void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces) {
-  const auto memory =
-      pinned_zeros(bytes_of(pieces), at::kByte, at::kCPU, ledger_, Category::host_buffers);
+// The copies lie side by side in one block of memory, which is freed with the last of them.
+void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces, bool staged) {
+  const int64_t bytes = bytes_of(pieces);
+  const auto memory = pinned_zeros(bytes, at::kByte, at::kCPU, ledger_, Category::host_buffers);
+  const auto block = staged ? std::make_shared<int64_t>(bytes) : nullptr;
+  std::vector<Slice> copies;
   int64_t offset = 0;
   for (const size_t i : pieces) {
-    const auto& piece = file_.pieces()[i];
-    const auto values = file_.values(piece);
-    slices_[i] = {
-        .place = Place::aside,
-        .copy =
-            memory.narrow(0, offset, piece.bytes).view(values.scalar_type()).view(values.sizes())};
-    slices_[i].copy.copy_(values);
+    const auto& piece = file_->pieces()[i];
+    const auto values = file_->values(piece);
+    const auto copy =
+        memory.narrow(0, offset, piece.bytes).view(values.scalar_type()).view(values.sizes());
+    copy.copy_(values);
+    copies.push_back({.place = Place::aside, .copy = copy, .block = block});
     offset += aligned(piece.bytes);
+  }
+  for (size_t k = 0; k < pieces.size(); ++k) slices_[pieces[k]] = std::move(copies[k]);
+  if (staged) staged_ += bytes;
+}
+
+// Returns false if the staging memory or the system's does not suffice: the update then waits for
+// the file.
+bool SaveSnapshot::try_copy_aside(const std::vector<size_t>& pieces) {
+  if (staged_ + bytes_of(pieces) > staging_bytes_) return false;
+  try {
+    copy_aside(pieces, /*staged=*/true);
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 
 void SaveSnapshot::before_change(int64_t unit) {
   const auto u = static_cast<size_t>(unit);
   if (u >= of_unit_.size()) return;
+  const HostScope not_refused;
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] {
     std::vector<size_t> left;
@@ -78,12 +95,7 @@ void SaveSnapshot::before_change(int64_t unit) {
       in_use = in_use || slices_[i].place == Place::in_use;
     }
     if (given_up_) return true;
-    if (!left.empty() && staged_ + bytes_of(left) <= staging_bytes_) {
-      copy_aside(left);
-      staged_ += bytes_of(left);
-      left.clear();
-    }
-    return left.empty() && !in_use;
+    return (left.empty() || try_copy_aside(left)) && !in_use;
   });
 }
 
@@ -100,22 +112,22 @@ void SaveSnapshot::release(size_t piece) {
   {
     const std::lock_guard lock(mutex_);
     auto& slice = slices_[piece];
-    const auto& info = file_.pieces()[piece];
-    if (!info.exposed && slice.place == Place::aside) staged_ -= aligned(info.bytes);
+    if (slice.block.use_count() == 1) staged_ -= *slice.block;  // the last copy of its block
     slice = {.place = Place::gone};
   }
   changed_.notify_all();
 }
 
-void SaveSnapshot::write(SliceFile& file) {
+Manifest::File SaveSnapshot::write() {
   for (size_t i = 0; i < slices_.size(); ++i) {
-    const auto& piece = file.pieces()[i];
+    const auto& piece = file_->pieces()[i];
     auto values = take(i);  // undefined: the table still has them
-    if (!values.defined()) values = file.values(piece);
-    file.write(piece, values);
+    if (!values.defined()) values = file_->values(piece);
+    file_->write(piece, values);
     values.reset();
     release(i);
   }
+  return file_->commit();
 }
 
 void SaveSnapshot::give_up() {
@@ -140,26 +152,24 @@ fs::path entry_path(const fs::path& file) {
 
 }  // namespace
 
-BackgroundSave::BackgroundSave(std::unique_ptr<SliceFile> file,
-                               std::shared_ptr<SaveSnapshot> snapshot, fs::path partial,
+BackgroundSave::BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, fs::path partial,
                                Attached attached, std::unique_ptr<Folder> folder)
     : snapshot_(std::move(snapshot)), partial_(std::move(partial)), folder_(std::move(folder)) {
-  thread_ = std::thread([this, file = std::move(file), attached = std::move(attached)]() mutable {
-    auto result = SaveProgress::written;
+  thread_ = std::thread([this, attached = std::move(attached)]() mutable {
+    std::exception_ptr failure;
     try {
       const c10::NoGradGuard no_grad;
       const HostScope not_refused;
-      run(std::move(file), std::move(attached));
+      as_checkpoint_error([&] { run(std::move(attached)); });
     } catch (...) {
+      failure = std::current_exception();
       snapshot_->give_up();
-      const std::lock_guard lock(mutex_);
-      failure_ = std::current_exception();
-      result = SaveProgress::failed;
     }
     folder_.reset();  // removes what is incomplete
     {
       const std::lock_guard lock(mutex_);
-      progress_ = result;
+      failure_ = failure;
+      progress_ = failure ? SaveProgress::failed : SaveProgress::written;
     }
     changed_.notify_all();
   });
@@ -175,10 +185,8 @@ BackgroundSave::~BackgroundSave() {
   thread_.join();
 }
 
-void BackgroundSave::run(std::unique_ptr<SliceFile> file, Attached attached) {
-  snapshot_->write(*file);
-  auto entry = file->commit();
-  file.reset();
+void BackgroundSave::run(Attached attached) {
+  auto entry = snapshot_->write();
   entry.attached = std::move(attached);
   bytes_ = entry.sums.bytes;
   if (folder_) {
@@ -207,14 +215,15 @@ void BackgroundSave::complete(Folder& folder) {
 // Waits for the entry of a file, and removes it.
 Manifest::File BackgroundSave::entry_of(const fs::path& name) {
   const auto path = entry_path(partial_ / name);
+  std::error_code error;
   std::unique_lock lock(mutex_);
-  while (!fs::exists(path)) {
+  while (!fs::exists(path, error)) {
     changed_.wait_for(lock, std::chrono::milliseconds(20));
     if (stopped_)
       throw CheckpointError("The save was given up: another rank has not saved its part.");
   }
   const auto entry = file_from_text(read_file(path, &fail<CheckpointError>));
-  fs::remove(path);
+  fs::remove(path, error);  // no part of the checkpoint, so one that stays does no harm
   return entry;
 }
 

@@ -29,6 +29,7 @@
 #include <thread>
 #include <vector>
 
+#include "zero/base/error.h"
 #include "zero/base/ledger.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/whole_folder.h"
@@ -38,17 +39,19 @@
 
 namespace zero {
 
-/// The values that a file of slices needs, as they were when this was made.
+/// A file of slices, and the values that it needs as they were when this was made. The file lives
+/// as long as this, since updates may call `before_change` until then.
 class SaveSnapshot final : public TableObserver {
  public:
   /// Copies the parameters, the buffers and the factored states. Copies of other states take
-  /// `staging_bytes` at most at a time. `file` outlives the last call. Without `staging_bytes`
-  /// nothing is copied: nothing may change until all is written.
-  SaveSnapshot(const SliceFile& file, std::shared_ptr<Ledger> ledger,
+  /// `staging_bytes` at most at a time. Without `staging_bytes` nothing is copied: nothing may
+  /// change until all is written.
+  SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
                std::optional<int64_t> staging_bytes);
 
-  /// Writes all values to `file`, in the order of its pieces. Called once, by one thread.
-  void write(SliceFile& file);
+  /// Writes all values to the file, in the order of its pieces, completes it, and returns its entry
+  /// in the manifest. Called once, by one thread. Throws CheckpointError.
+  Manifest::File write();
   /// Lets every thread go on that waits for `write`, which has failed or will not be called.
   void give_up();
 
@@ -59,14 +62,16 @@ class SaveSnapshot final : public TableObserver {
   struct Slice {
     Place place = Place::table;
     at::Tensor copy{};
+    std::shared_ptr<int64_t> block{};  // staged bytes of the memory that the copy is a part of
   };
 
-  void copy_aside(const std::vector<size_t>& pieces);
+  void copy_aside(const std::vector<size_t>& pieces, bool staged);
+  bool try_copy_aside(const std::vector<size_t>& pieces);
   at::Tensor take(size_t piece);
   void release(size_t piece);
   int64_t bytes_of(const std::vector<size_t>& pieces) const;
 
-  const SliceFile& file_;
+  std::unique_ptr<SliceFile> file_;
   std::shared_ptr<Ledger> ledger_;
   int64_t staging_bytes_;
   std::mutex mutex_;
@@ -76,6 +81,21 @@ class SaveSnapshot final : public TableObserver {
   int64_t staged_ = 0;                        // bytes of `staging_bytes_` in use
   bool given_up_ = false;
 };
+
+/// Calls `body`, and makes a CheckpointError of any error that is none and no CommError: a save
+/// that fails on one rank fails on all ranks in the same way.
+template <class Body>
+void as_checkpoint_error(const Body& body) {
+  try {
+    body();
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CheckpointError(error.what());
+  }
+}
 
 /// The thread of a rank that writes its file, and on rank 0 completes the folder.
 class BackgroundSave {
@@ -89,8 +109,8 @@ class BackgroundSave {
 
   /// Starts the thread. `attached` goes into the entry of this rank. `folder` is empty on all ranks
   /// but the first.
-  BackgroundSave(std::unique_ptr<SliceFile> file, std::shared_ptr<SaveSnapshot> snapshot,
-                 std::filesystem::path partial, Attached attached, std::unique_ptr<Folder> folder);
+  BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, std::filesystem::path partial,
+                 Attached attached, std::unique_ptr<Folder> folder);
   /// Gives up what has not ended: the earlier checkpoint stays.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
@@ -105,7 +125,7 @@ class BackgroundSave {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  void run(std::unique_ptr<SliceFile> file, Attached attached);
+  void run(Attached attached);
   void complete(Folder& folder);
   Manifest::File entry_of(const std::filesystem::path& name);
 

@@ -189,15 +189,15 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
                                        sharded.optimizer && grid.shards > 1)};
 }
 
-partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier) {
+partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
   partition::LayoutMemory sum;
   // The host has the elements that a rank updates; replicated gradients add up on the device before
   // that.
   const bool host = tier == Tier::host;
   const auto& at = step.sharded;
-  const auto counted = partition::Placement{.parameters = at.parameters,
-                                            .gradients = host ? at.optimizer : at.gradients,
-                                            .optimizer = at.optimizer};
+  const auto counted = partition::Sharding{.parameters = at.parameters,
+                                           .gradients = host ? at.optimizer : at.gradients,
+                                           .optimizer = at.optimizer};
   for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
     const auto& plan = plan_of(step, u);
     partition::StateBytes of{.parameter = plan.parameters_at == tier ? bytes(plan.dtype) : 0,
@@ -295,7 +295,7 @@ std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step) {
   return costs;
 }
 
-TrafficFormula step_traffic(const PlannedStep& step, bool updated) {
+TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
   const int64_t k = step.passes;
   const auto costs = unit_costs(step);
   const bool updates = updated || step.timing.keeps_old_states;

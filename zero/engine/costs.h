@@ -37,7 +37,7 @@ struct PlannedStep {
   const partition::Layout& layout;
   const std::vector<UnitPlan>& units;
   partition::RankGrid grid;
-  partition::Placement sharded;
+  partition::Sharding sharded;
   UpdateTiming timing;
   /// Passes of the step, each of which gathers and reduces.
   int64_t passes = 1;
@@ -60,7 +60,7 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
 
 /// Returns the bytes of this rank's states on one tier, the device or the host, with padding. The
 /// ledger shows the same, byte for byte.
-partition::LayoutMemory state_memory(const PlannedStep& step, Tier tier);
+partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier);
 /// Returns the bytes of this rank's states on its disk: whole pages, twice if an array has two
 /// copies.
 int64_t disk_bytes(const PlannedStep& step);
@@ -91,6 +91,6 @@ std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step);
 
 /// Returns the bytes of a step that updates, or (`updated` false) of one that leaves its update
 /// out.
-TrafficFormula step_traffic(const PlannedStep& step, bool updated = true);
+TrafficFormula planned_traffic(const PlannedStep& step, bool updated = true);
 
 }  // namespace zero

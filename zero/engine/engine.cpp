@@ -168,7 +168,7 @@ void Engine::accumulate(int64_t micro_batches,
     indices.push_back(*found);
   }
   run_pass(impl.plan, impl.memory, impl.flows, true, indices,
-           [&] { passes([&] { impl.flows.reduce().release(); }); });
+           [&] { passes([&] { impl.flows.reduce().reduce_held(); }); });
   impl.progress.pass_together(micro_batches);
 }
 
@@ -217,8 +217,8 @@ void adapt_loss_scale(bool finite, StepProgress& progress, ReduceFlow& reduce, S
         result.loss_scale));
   }
   result.next_loss_scale = scale->value();
-  // The losses of sums belong to gradients at the old scale.
-  if (result.next_loss_scale != result.loss_scale) reduce.forget_losses();
+  // The residuals of sums belong to gradients at the old scale.
+  if (result.next_loss_scale != result.loss_scale) reduce.forget_residuals();
 }
 
 }  // namespace
@@ -294,7 +294,7 @@ StepResult Engine::step(bool update) {
   flows.reduce().clear();
   const auto& feedback = config().quantised.feedback;
   if (result.updated && feedback && progress.steps() % feedback->reset_every == 0)
-    flows.reduce().forget_losses();
+    flows.reduce().forget_residuals();
   plan.model().synchronize_buffers(impl.buffer_policy, group());
   // A step that was skipped has not allocated the memory that an update takes.
   if (result.updated) impl.memory.spend(flows);

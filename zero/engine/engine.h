@@ -344,7 +344,7 @@ class Engine {
   /// far as they have come.
   DiskUse disk() const;
   /// Returns the bytes that this rank's device and its host have exchanged since construction.
-  HostTraffic host_traffic() const;
+  DeviceTraffic host_traffic() const;
   /// Returns `error`, with a list of the device's contents and the cheapest change of the
   /// configuration that frees enough. LibTorch's operators throw `error` in a forward pass when a
   /// device has no room left. Backward passes and steps throw such an OutOfMemory themselves.

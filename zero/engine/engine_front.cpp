@@ -105,15 +105,15 @@ std::vector<Divergence> Engine::diverged_parameters() {
 // The functions for costs, by formula and as counted.
 
 partition::LayoutMemory Engine::memory_formula() const {
-  return state_memory(impl_->plan.step(), Tier::device);
+  return planned_memory(impl_->plan.step(), Tier::device);
 }
 partition::LayoutMemory Engine::host_memory_formula() const {
-  return state_memory(impl_->plan.step(), Tier::host);
+  return planned_memory(impl_->plan.step(), Tier::host);
 }
 TrafficFormula Engine::traffic_formula(bool updated) const {
-  return step_traffic(impl_->plan.step(), updated);
+  return planned_traffic(impl_->plan.step(), updated);
 }
-HostTraffic Engine::host_traffic() const { return impl_->flows.table().link().counts(); }
+DeviceTraffic Engine::host_traffic() const { return impl_->flows.table().link().counts(); }
 DiskUse Engine::disk() const { return impl_->flows.table().disk_use(); }
 OutOfMemory Engine::explained(const c10::OutOfMemoryError& error) const {
   return impl_->memory.explained(error);

@@ -1,7 +1,7 @@
 // The form of a unit's states: in which dtype each is stored, added up and sent, and whether it is
 // whole, split, coded or packed. All of it is decided once, in the plan, from numbers alone; the
 // flows and the costs read it. Between hosts of several ranks each the sum of a host's ranks
-// crosses in fp32 (`partial_dtype` in comm/hosts_sum.cpp, `partial_wire` in
+// crosses in fp32 (`partial_dtype` in comm/reduce_kernels.h, `partial_wire` in
 // partition/formulas.cpp).
 //
 // Note [Dtypes of gradients]
@@ -146,7 +146,7 @@ struct PlannedRanks {
 /// The settings beside the configuration that the forms of all units depend on.
 struct FormSettings {
   PlannedRanks ranks{};
-  partition::Placement sharded{};
+  partition::Sharding sharded{};
   /// Updates run in backward: each sum is handed over as it is reduced.
   bool in_backward = false;
 };

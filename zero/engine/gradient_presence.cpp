@@ -6,6 +6,12 @@
 #include "zero/comm/gather_records.h"
 
 namespace zero {
+namespace {
+
+constexpr int32_t kBegan = 1;
+constexpr int32_t kDropped = 2;
+
+}  // namespace
 
 GradientPresence::GradientPresence(const partition::Layout& layout)
     : layout_(layout),
@@ -35,7 +41,8 @@ bool GradientPresence::complete_here(int64_t unit) const {
   });
 }
 
-// A rank's message has a flag for each parameter, a flag for each unit, the order, and two flags.
+// A rank's message has a flag for each parameter, a flag for each unit, the order, and two
+// words: whether it refuses early reductions, and what became of those of this step.
 GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
                                                     ReductionOrder& order, const Report& mine) {
   const size_t parameters = here_.size();
@@ -48,9 +55,10 @@ GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
   if (!order.known()) std::ranges::copy(order.seen(), to);
   to += static_cast<ptrdiff_t>(ordered);
   to[0] = mine.refuses_early ? 1 : 0;
-  to[1] = mine.began_early ? 1 : 0;
+  to[1] = (mine.began_early ? kBegan : 0) | (mine.dropped ? kDropped : 0);
 
   const auto all = comm::gather_arrays<int32_t>(*placement.all, sent, "gradients present");
+  int dropped = 0;  // ranks
   Agreement agreed{.left = std::vector<uint8_t>(units, 0)};
   std::ranges::fill(anywhere_, uint8_t{0});
   for (size_t rank = 0; rank * numel < all.size(); ++rank) {
@@ -60,8 +68,10 @@ GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
     if (rank == 0) order.adopt({from, ordered});
     from += ordered;
     agreed.refuses_early |= from[0] != 0;
-    agreed.began_early |= from[1] != 0;
+    agreed.began_early |= (from[1] & kBegan) != 0;
+    dropped += (from[1] & kDropped) != 0 ? 1 : 0;
   }
+  agreed.dropped_by_some = dropped > 0 && dropped < placement.all->size();
   return agreed;
 }
 

@@ -41,12 +41,15 @@ class GradientPresence {
     std::vector<uint8_t> left;  ///< by unit: 1 if a gradient is left in its bucket
     bool refuses_early = false;
     bool began_early = false;
+    bool dropped = false;
   };
   /// All ranks know this then.
   struct Agreement {
     std::vector<uint8_t> left;   ///< by unit: 1 if a gradient is left in some rank's bucket
     bool refuses_early = false;  ///< some rank has a reason against them
     bool began_early = false;    ///< some rank has begun its early reductions
+    /// Some ranks, but not all, have begun reductions in a pass that has thrown.
+    bool dropped_by_some = false;
   };
   /// Exchanges the reports, which parameters had a gradient, and rank 0's order, which `order`
   /// adopts. Collective.

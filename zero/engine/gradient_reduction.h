@@ -90,7 +90,7 @@ class GradientReduction {
   void observe(ReductionObserver* observer) { observer_ = observer; }
 
   struct Pass {
-    /// Units are reduced by `release` and when the pass ends, and not before.
+    /// Units are reduced by `reduce_held` and when the pass ends, and not before.
     bool holds = false;
     /// Parameters whose units are reduced when the pass ends, and not before.
     const std::vector<int64_t>& shared;
@@ -109,7 +109,7 @@ class GradientReduction {
   /// The gradient of a parameter lies in the array; `first`: no other one lay there before.
   virtual void arrived(int64_t parameter, bool first) = 0;
   /// No more gradients come in this pass for the units whose gradients have all arrived.
-  virtual void release() {}
+  virtual void reduce_held() {}
   virtual void end_pass() = 0;
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;
@@ -158,7 +158,7 @@ class GradientReduction {
   /// Returns whether the sum of `unit` was handed over.
   virtual bool handed_over(int64_t /*unit*/) const { return false; }
   /// Forgets the rounding errors of quantised sums. No reduction is under way.
-  virtual void forget_losses() {}
+  virtual void forget_residuals() {}
 
  protected:
   /// Makes a unit's array ready to be added to the other ranks': no more of this rank's gradients

@@ -30,7 +30,7 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 MemoryBudget::MemoryBudget(const EnginePlan& plan) : plan_(plan) {
   const auto states = states_in_memory(plan.placement().sharded);
   check_budget(plan.config(), plan.placement().shards->size(), states, [&](int stage) {
-    return states_in_memory(partition::placement_of_stage(stage)).total();
+    return states_in_memory(partition::sharding_of_stage(stage)).total();
   });
   check_host(states);
   limit_device();
@@ -43,12 +43,12 @@ int64_t MemoryBudget::bytes_of(int64_t elements) const {
 
 // Returns the bytes of this rank's states in the host's memory, if states are sharded as `sharded`
 // says: all states except those on a disk or on a device with memory of its own.
-partition::StateMemory MemoryBudget::states_in_memory(partition::Placement sharded) const {
+partition::StateMemory MemoryBudget::states_in_memory(partition::Sharding sharded) const {
   auto step = plan_.step();
   step.sharded = sharded;
   const bool apart = is_asynchronous(plan_.model().device());
-  const auto device = apart ? partition::LayoutMemory{} : state_memory(step, Tier::device);
-  const auto host = state_memory(step, Tier::host);
+  const auto device = apart ? partition::LayoutMemory{} : planned_memory(step, Tier::device);
+  const auto host = planned_memory(step, Tier::host);
   const auto both = [](int64_t a, int64_t b) { return static_cast<double>(a + b); };
   return {.parameters = both(device.parameters, host.parameters),
           .gradients = both(device.gradients, host.gradients),
@@ -88,7 +88,7 @@ void MemoryBudget::limit_device() {
       plan_.group().ledger(), capacity,
       cheaper_choices(config, step_size(model.shape(), plan_.placement().shards->size())),
       std::move(allocated));
-  const auto need = state_memory(plan_.step(), Tier::device);
+  const auto need = planned_memory(plan_.step(), Tier::device);
   if (need.total() <= capacity) return;
   const int ranks = plan_.group().size();
   throw OutOfMemory(fmt::format(

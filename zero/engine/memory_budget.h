@@ -43,7 +43,7 @@ class MemoryBudget {
   OutOfMemory explained(const c10::OutOfMemoryError& error) const;
 
  private:
-  partition::StateMemory states_in_memory(partition::Placement sharded) const;
+  partition::StateMemory states_in_memory(partition::Sharding sharded) const;
   bool spends() const;
   void check_host(const partition::StateMemory& states) const;
   void limit_device();

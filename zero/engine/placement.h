@@ -26,7 +26,7 @@ namespace zero {
 /// the ranks of `replicas` hold the same. The two groups cross: a rank is in one of each. If there
 /// is one block, `replicas` is a group of one.
 struct Placement {
-  partition::Placement sharded;
+  partition::Sharding sharded;
   std::shared_ptr<comm::Group> all;
   std::shared_ptr<comm::Group> shards = all;
   std::shared_ptr<comm::Group> replicas = comm::single();

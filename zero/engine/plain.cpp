@@ -181,7 +181,7 @@ PlainZero::PlainZero(const NamedTensors& model, Optimizer optimizer, Options opt
       group_(std::move(group)),
       lr_(optim::lr(optimizer)) {
   const c10::NoGradGuard no_grad;
-  const auto sharded = partition::placement_of_stage(options_.stage);
+  const auto sharded = partition::sharding_of_stage(options_.stage);
   const auto reach = optim::reach(optimizer_);
   if (reach != optim::Reach::element && (reach != optim::Reach::parameter || options_.stage > 0)) {
     throw ConfigError(fmt::format(

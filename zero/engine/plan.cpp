@@ -72,14 +72,14 @@ partition::Layout lay_out(const ModelShape& model, const Config& config,
           static_cast<int>(grid.replicas())};
 }
 
-partition::Placement sharded_states(const Config& config, int64_t ranks) {
+partition::Sharding sharded_states(const Config& config, int64_t ranks) {
   const bool pages = ranks > 1 || config.offload_param.device != OffloadDevice::none ||
                      config.offload_optimizer.device == OffloadDevice::cpu ||
                      config.offload_optimizer.on_disk_with_gradients() || config.update_in_backward;
-  return partition::placement_of_stage(pages ? config.stage : 0);
+  return partition::sharding_of_stage(pages ? config.stage : 0);
 }
 
-UpdateTiming UpdateTiming::of(const Config& config, partition::Placement placement) {
+UpdateTiming UpdateTiming::of(const Config& config, partition::Sharding placement) {
   UpdateTiming timing;
   const int64_t after = config.offload_optimizer.delayed_update_after;
   if (after > 0) timing.delayed_after = after;

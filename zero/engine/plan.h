@@ -26,7 +26,7 @@ at::ScalarType dtype_in_engine(const ParameterShape& parameter, const Config& co
 
 /// Returns which states are sharded over as many ranks. One rank has nobody to shard with, so every
 /// state is whole on it. States on the host or a disk still come and go.
-partition::Placement sharded_states(const Config& config, int64_t ranks);
+partition::Sharding sharded_states(const Config& config, int64_t ranks);
 
 /// Makes a row for each unit of a layout that lay_out has made, for the rank that `ranks` names.
 /// Throws ConfigError if master weights cannot be split, or gradients not be sent as

@@ -118,9 +118,9 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   reduction_->arrived(parameter, arrivals_.note_in_array(parameter));
 }
 
-void ReduceFlow::release() {
+void ReduceFlow::reduce_held() {
   const std::lock_guard lock(mutex_);
-  reduction_->release();
+  reduction_->reduce_held();
 }
 
 void ReduceFlow::end_backward() {
@@ -139,7 +139,18 @@ void ReduceFlow::finish() {
   const std::lock_guard lock(mutex_);
   if (finished_) return;
   const at::NoGradGuard no_grad;
-  const auto agreed = presence_.agree(placement_, order_, reduction_->report());
+  GradientPresence::Agreement agreed;
+  if (!dropped_by_some_) {
+    agreed = presence_.agree(placement_, order_, reduction_->report());
+    if (agreed.dropped_by_some) reduction_->join_begun();
+    dropped_by_some_ = agreed.dropped_by_some;
+  }
+  if (dropped_by_some_) {
+    throw Error(
+        "Engine::step after a pass that has thrown on some ranks: the other ranks have already "
+        "added the gradients of that pass to their own. Call Engine::zero_grad on all ranks, and "
+        "make the step again.");
+  }
   reduction_->reduce_left(agreed);
   finished_ = true;  // a failure from here on is final
   {
@@ -171,11 +182,12 @@ void ReduceFlow::clear() {
   presence_.clear(finished_);
   brought_ = Brought::nothing;
   finished_ = false;
+  dropped_by_some_ = false;
 }
 
-void ReduceFlow::forget_losses() {
+void ReduceFlow::forget_residuals() {
   const std::lock_guard lock(mutex_);
-  reduction_->forget_losses();
+  reduction_->forget_residuals();
 }
 
 void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {

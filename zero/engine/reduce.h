@@ -56,7 +56,7 @@ class ReduceFlow {
   /// Takes the gradient of a parameter: see GradientSink::arrive.
   void arrive(int64_t parameter, const at::Tensor& variable);
   /// Reduces the units whose gradients have all arrived: no more come for them in this pass.
-  void release();
+  void reduce_held();
   /// Reduces the units that the pass has left over.
   void end_backward();
   /// The pass has failed, so nobody needs its reductions.
@@ -105,7 +105,7 @@ class ReduceFlow {
   /// Starts the next step. Gradients that were not used are dropped.
   void clear();
   /// Forgets the rounding errors of quantised sums. No reduction is under way.
-  void forget_losses();
+  void forget_residuals();
 
   /// Puts a full gradient (storage order, mean times the number of terms) in place of the reduced
   /// one. `parameter` counts as present on all ranks. Collective.
@@ -131,6 +131,7 @@ class ReduceFlow {
   BucketPool pool_;
   enum class Brought : uint8_t { nothing, foreign, gradients };
   Brought brought_ = Brought::nothing;  // by the passes since the last step
+  bool dropped_by_some_ = false;        ///< a pass of this step has thrown on some ranks only
   bool finished_ = false;               // sums are complete, and no gradient has come since
   std::mutex mutex_;                    // autograd may run hooks on threads of its own
   std::unique_ptr<GradientReduction> reduction_;  // uses all of the above

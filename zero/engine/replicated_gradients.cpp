@@ -12,9 +12,12 @@
 // is rounded to it at stage 1 too, since an all-reduce gives no other sum.
 //
 // A pass may throw after it has begun reductions that the other ranks have not begun. This rank
-// must not wait for them, since the others may wait for this rank. All ranks must drop the
-// gradients of such a step (Engine::zero_grad): the ranks tell each other whether one has begun
-// reductions, all take part in the same ones, and then all wait for them.
+// must not wait for them, since the others may wait for this rank. It begins those that are left,
+// so that its calls are those of a rank whose pass has ended. If the passes of all ranks have
+// thrown, the step may be made again, and its units are reduced when it ends. Otherwise all ranks
+// must drop the gradients of the step (Engine::zero_grad), and Engine::step refuses it: the ranks
+// tell each other whether one has begun reductions, all take part in the same ones, and then all
+// wait for them.
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -22,6 +25,7 @@
 #include <optional>
 #include <utility>
 
+#include "zero/base/error.h"
 #include "zero/device/memory.h"
 #include "zero/engine/early_reductions.h"
 #include "zero/engine/gradient_reduction.h"
@@ -107,8 +111,9 @@ class ReplicatedGradients final : public GradientReduction {
   }
 
   void begin_pass(const Pass& pass) override {
-    if (has_dropped()) under_way_.drop();  // this pass writes to their arrays
-    early_.begin_pass(pass.last, pass.holds);
+    const bool again = has_dropped();
+    if (again) under_way_.drop();  // this pass writes to their arrays
+    early_.begin_pass(pass.last, pass.holds || again);
     if (!early_.in_last_pass()) return;
     std::ranges::fill(came_, uint8_t{0});
     context_.arrivals.restart_counts();
@@ -144,6 +149,14 @@ class ReplicatedGradients final : public GradientReduction {
   }
 
   void drop_pass() override {
+    if (early_.in_last_pass() && context_.order.known()) {
+      early_.begin();
+      const at::NoGradGuard no_grad;
+      try {
+        reduce_expected();
+      } catch (const CommError&) {  // the group has failed, which the next collective reports
+      }
+    }
     for (auto& unit : units_) {
       if (unit.sum == Sum::started) unit.sum = Sum::dropped;
     }
@@ -152,7 +165,8 @@ class ReplicatedGradients final : public GradientReduction {
   GradientPresence::Report report() const override {
     GradientPresence::Report report{.left = std::vector<uint8_t>(units_.size(), 0),
                                     .refuses_early = early_.refuses(),
-                                    .began_early = early_.begun()};
+                                    .began_early = early_.begun(),
+                                    .dropped = has_dropped()};
     std::ranges::transform(units_, report.left.begin(), [](const Unit& unit) {
       return static_cast<uint8_t>(unit.late.array.defined());
     });

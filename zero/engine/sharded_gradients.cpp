@@ -53,7 +53,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
         sums_(context, context.settings.hands_over ? this : nullptr),
         units_(static_cast<size_t>(context.layout.unit_count())),
         under_way_(context, Reductions::Arrays::own) {
-    make_losses();
+    make_residuals();
   }
 
   void begin_pass(const Pass& pass) override {
@@ -94,7 +94,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     if (!holds_) reduce_ready();
   }
 
-  void release() override { reduce_ready(); }
+  void reduce_held() override { reduce_ready(); }
 
   void end_pass() override {
     while (const auto unit = context_.order.turn()) {
@@ -189,9 +189,9 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   }
   bool handed_over(int64_t unit) const override { return state(unit).sum == Sum::handed_over; }
 
-  void forget_losses() override {
+  void forget_residuals() override {
     for (auto& unit : units_) {
-      if (unit.losses.defined()) unit.losses.zero_();
+      if (unit.residuals.defined()) unit.residuals.zero_();
     }
   }
 
@@ -207,12 +207,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     Bucket bucket{};  // the gradients of this pass, or late ones of the pass before
     Turn turn = Turn::awaited;
     Sum sum = Sum::none;
-    at::Tensor losses{};    // rounding errors of quantised sums, with feedback
-                            // (comm::LinkWire::error)
-    at::Tensor detached{};  // what the update reads
+    at::Tensor residuals{};  // rounding errors of quantised sums, with feedback
+                             // (comm::LinkWire::error)
+    at::Tensor detached{};   // what the update reads
   };
 
-  void make_losses() {
+  void make_residuals() {
     if (!context_.settings.feedback) return;
     auto& shards = *context_.placement.shards;
     for (const int64_t u : context_.order.units()) {
@@ -220,7 +220,8 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       if (!link.quantised()) continue;
       const int64_t bytes =
           shards.feedback_bytes(link.quantisation, context_.layout.slice_numel(u));
-      if (bytes > 0) state(u).losses = shards.empty(bytes, at::kByte, Category::gradients).zero_();
+      if (bytes > 0)
+        state(u).residuals = shards.empty(bytes, at::kByte, Category::gradients).zero_();
     }
   }
 
@@ -284,7 +285,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   std::optional<comm::LinkWire> wire(int64_t unit) const {
     auto wire = context_.form(unit).link.wire();
     if (wire && !wire->packed) {
-      wire->error = state(unit).losses;
+      wire->error = state(unit).residuals;
       wire->beta = context_.settings.feedback.value_or(0);
     }
     return wire;

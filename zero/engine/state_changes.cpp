@@ -75,7 +75,7 @@ void StateChanges::replace_states(std::string_view label, const std::function<vo
   flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed
   flows_.schedule().discard();
   drop_gradients();
-  flows_.reduce().forget_losses();  // they are not saved with the states
+  flows_.reduce().forget_residuals();  // they are not saved with the states
   write();
   show(std::vector<uint8_t>(plan_.units().size(), 1));  // frozen ones, too
 }

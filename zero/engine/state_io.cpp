@@ -116,23 +116,34 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   impl.changes.change_parameters(kLabel);
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if (group.rank() != 0) return;
-    check_replaceable(folder);
-    whole.reset(new BackgroundSave::Folder{
-        {folder, &fail<CheckpointError>}, impl.manifest(), group.size()});
+    as_checkpoint_error([&] {
+      check_replaceable(folder);
+      whole.reset(new BackgroundSave::Folder{
+          {folder, &fail<CheckpointError>}, impl.manifest(), group.size()});
+    });
   });
   const bool owns = impl.plan.placement().sharded.optimizer
                         ? impl.plan.placement().replicas->rank() == 0
                         : group.rank() == 0;
+  std::shared_ptr<SaveSnapshot> snapshot;
   comm::agree<CheckpointError>(group, kLabel, [&] {
-    auto file =
-        std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns);
-    auto snapshot = std::make_shared<SaveSnapshot>(
-        *file, group.ledger(),
-        beside ? std::optional(options.staging_bytes) : std::optional<int64_t>());
-    impl.flows.table().observe(snapshot);
-    impl.saving = std::make_unique<BackgroundSave>(std::move(file), std::move(snapshot), partial,
-                                                   attached, std::move(whole));
+    as_checkpoint_error([&] {
+      snapshot = std::make_shared<SaveSnapshot>(
+          std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns),
+          group.ledger(), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>());
+    });
   });
+  // The thread reads on another stream than the one that has written.
+  wait_for_device(group.device());
+  // No rank keeps a save that another one could not begin.
+  std::unique_ptr<BackgroundSave> saving;
+  comm::agree<CheckpointError>(group, kLabel, [&] {
+    as_checkpoint_error([&] {
+      saving = std::make_unique<BackgroundSave>(snapshot, partial, attached, std::move(whole));
+    });
+  });
+  impl.saving = std::move(saving);
+  impl.flows.table().observe(std::move(snapshot));
   if (!beside) complete_save();
 }
 

@@ -71,7 +71,7 @@ std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan
 }
 
 StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
-                       const Placement& placement, HostLink& link, std::unique_ptr<DiskTier> disk,
+                       const Placement& placement, DeviceLink& link, std::unique_ptr<DiskTier> disk,
                        Options options)
     : layout_(layout),
       plans_(std::move(plans)),

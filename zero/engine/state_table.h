@@ -1,7 +1,7 @@
 // The table holds each state of each unit, on the tier that the configuration gives it.
 //
 // Note [The table]
-// A row is a unit, a column a state (unit_plan.h). A cell is an array of the elements that this
+// A row is a unit, a column a state (State in form.h). A cell is an array of the elements that this
 // rank owns, of one dtype, on one tier. Three flows go over it: gather brings parameters to the
 // place where operators read them (gather.h), reduce brings gradients to the cells that the update
 // reads (reduce.h), and update passes the blocks of a row through the optimizer (update.h). They
@@ -91,7 +91,7 @@ class StateTable {
   /// outlive this. Makes all arrays, filled with zeros, except those of gradients, which the flow
   /// that reduces them makes. Collective if `in_place`.
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
-             const Placement& placement, HostLink& link, std::unique_ptr<store::DiskTier> disk,
+             const Placement& placement, DeviceLink& link, std::unique_ptr<store::DiskTier> disk,
              Options options);
   /// Waits for copies that read its memory.
   ~StateTable();
@@ -103,7 +103,7 @@ class StateTable {
   bool trainable(int64_t unit) const { return plan(unit).trainable; }
   /// Returns the range of all elements of a row on this rank, counted from its first.
   partition::Range all(int64_t unit) const { return {0, plan(unit).owned.size()}; }
-  HostLink& link() const { return link_; }
+  DeviceLink& link() const { return link_; }
   /// Returns the ranks over which arrays are sharded.
   comm::Group& group() const { return group_; }
   /// Returns the name of a unit, for people.
@@ -285,7 +285,7 @@ class StateTable {
   std::vector<std::string> labels_;  // the units' labels
   comm::Group& group_;
   std::shared_ptr<Ledger> ledger_;
-  HostLink& link_;
+  DeviceLink& link_;
   bool keeps_old_parameters_;
   bool keeps_old_states_;
   std::unique_ptr<store::MemoryTier> device_;

@@ -34,7 +34,7 @@ double work_of_step(const Config& config, const StepSize& size) {
 // first. Parameters on disk need none in memory.
 double hidden_parameters(const Config& config, const StepSize& size) {
   if (!config.update_in_backward && config.offload_optimizer.delayed_update_after == 0) return 0;
-  const bool sharded = partition::placement_of_stage(size.ranks == 1 ? 0 : config.stage).optimizer;
+  const bool sharded = partition::sharding_of_stage(size.ranks == 1 ? 0 : config.stage).optimizer;
   return static_cast<double>(size.parameters) * static_cast<double>(config.parameter_bytes()) /
          (sharded ? size.ranks : 1);
 }
@@ -85,7 +85,7 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
       static_cast<int64_t>(arrays) *
       optim::state_bytes(config.states_of(config.parameter_dtype()), partition::kAlignment);
   auto states =
-      partition::state_memory(partition::placement_of_stage(ranks == 1 ? 0 : config.stage),
+      partition::state_memory(partition::sharding_of_stage(ranks == 1 ? 0 : config.stage),
                               static_cast<double>(parameters), ranks,
                               {.parameter = dtype_bytes,
                                .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,

@@ -1,6 +1,6 @@
 // Adafactor (N. Shazeer and M. Stern, 1804.04235), as torch::optim::Adafactor and, with
-// `eps_added`, transformers'. Two passes: Note [Two passes] in passes.h. What comes between them
-// where the second moment is factored is in factors.cpp.
+// `eps_added`, as in transformers. It takes two passes: Note [Two passes] in passes.h. If the
+// second moment is factored, factors.cpp does the work between them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,12 +20,12 @@
 #define ZERO_OPTIM_ADAFACTOR_STEP_
 namespace zero::optim {
 
-/// The first pass over elements with second moments of their own.
+/// Makes the first pass over elements that have second moments of their own.
 template <class Number>
 struct AdafactorDirection {
-  Number old, fresh;  ///< shares of the moment, and of the square
-  Number added;       ///< to a square
-  Number least;       ///< the moment counts as this at least
+  Number old, fresh;  ///< shares of the old moment, and of the new square
+  Number added;       ///< is added to a square
+  Number least;       ///< lower limit of the moment in the division
 
   AdafactorDirection(const Adafactor& o, Moment moment) {
     const double share = std::pow(static_cast<double>(moment.step), o.beta2_decay);
@@ -33,7 +33,7 @@ struct AdafactorDirection {
     old = static_cast<Number>(1 - share);
     fresh = static_cast<Number>(share);
     added = static_cast<Number>(o.eps_added ? eps : 0);
-    // So small a moment is 0 in fp32, by which nothing should be divided.
+    // A smaller moment may be 0 in fp32, and nothing should be divided by 0.
     constexpr auto kNormal = static_cast<double>(std::numeric_limits<float>::min());
     least = static_cast<Number>(o.eps_added ? 0 : std::max(kNormal, eps * eps));
   }
@@ -44,11 +44,11 @@ struct AdafactorDirection {
   }
 };
 
-/// The second pass. The gradient is the direction.
+/// Makes the second pass, in which the gradient is the direction.
 template <class Number>
 struct AdafactorStep {
   Number decay;        ///< factor of the weights, 1 - lr * weight_decay
-  Number coefficient;  ///< of the direction: -rate * ratio
+  Number coefficient;  ///< factor of the direction: -rate * ratio
 
   AdafactorStep(const Adafactor& o, Moment moment)
       : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
@@ -85,7 +85,7 @@ struct AdafactorFirst {
   }
 };
 
-/// The direction is still the gradient: rows and columns have the moments.
+/// Keeps the gradient as the direction, since the moments belong to rows and columns.
 struct AdafactorGradient {
   static constexpr bool kNormOfUpdate = false;
   template <class D, class V>

@@ -12,7 +12,7 @@ namespace zero::optim {
 template <class Number>
 struct AdagradStep {
   Number l2, eps, negative_lr;
-  Number initial;  ///< what the sum begins with: added by the first step
+  Number initial;  ///< the first value of the sum; the first step adds it
 
   AdagradStep(const Adagrad& o, Moment moment)
       : l2(static_cast<Number>(o.weight_decay)),

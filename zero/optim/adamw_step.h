@@ -11,8 +11,8 @@ namespace zero::optim {
 
 template <class Number>
 struct AdamWStep {
-  Number decay;  ///< factor of the weights, 1 - lr * weight_decay; 1 when not decoupled
-  Number l2;     ///< weight_decay when not decoupled; else 0
+  Number decay;  ///< factor of the weights: 1 - lr * weight_decay; 1 if the decay is not decoupled
+  Number l2;     ///< weight_decay if the decay is not decoupled; otherwise 0
   Number beta1, one_minus_beta1;
   Number beta2, one_minus_beta2;
   Number inverse_root_correction2;  ///< 1 / sqrt(1 - beta2^step)

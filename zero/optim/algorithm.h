@@ -1,14 +1,14 @@
-// An optimizer's file describes it here: name, limits of its numbers, states, formula, kernel.
-// Checks, tests and the engine go over these tables. Configuration files find an optimizer's
-// keys in zero/config/optimizers.
+// The file of each optimizer describes it by these tables: name, limits of its numbers, states,
+// formula, kernel. Checks, tests and the engine go over the tables. zero/config/optimizers has the
+// keys of each optimizer in configuration files.
 //
 // Note [An optimizer's file]
-// The formula stands there twice. `Step<Number>` has a step's numbers, computed in fp64 and rounded
-// once, and the formula for one element in plain arithmetic: with float it is what the kernel must
-// equal in bits, with double what other implementations are compared with. The kernel is the same
-// formula over vectors (elementwise-inl.h), once for each instruction set. `Step` of an
-// element-wise optimizer is in a header of its own (adamw_step.h): kernels of devices use it as it
-// stands, by device_elements.h, which has the list of them.
+// The file of an optimizer has the formula twice. `Step<Number>` has the numbers of a step,
+// computed in fp64 and rounded once, and the formula for one element in plain arithmetic. With
+// float its results are those that the kernel must equal in bits; with double they are compared
+// with other implementations. The kernel is the same formula over vectors (elementwise-inl.h), once
+// for each instruction set. `Step` of an element-wise optimizer is in a header of its own
+// (adamw_step.h), since kernels of devices use it too, through device_elements.h, which lists them.
 #pragma once
 
 #include <array>
@@ -26,11 +26,11 @@
 
 namespace zero::optim {
 
-/// A number of an optimizer's struct T, and the limits between which it must be. Each must be
-/// finite.
+/// A number of an optimizer's struct T, and the limits between which it must lie. Each number must
+/// be finite.
 template <class T>
 struct Limit {
-  std::string_view name;  ///< in errors
+  std::string_view name;  ///< its name in errors
   std::variant<double T::*, int64_t T::*, std::optional<double> T::*> member;
   std::optional<double> least = {};
   std::optional<double> most = {};
@@ -39,30 +39,31 @@ struct Limit {
 
 template <class T>
 struct Algorithm {
-  std::string_view name;  ///< in reports, and what configuration files write
+  std::string_view name;  ///< in reports and configuration files
   std::vector<Limit<T>> limits;
   std::vector<std::string_view> (*state_names)(const T&) = nullptr;
-  std::array<Sign, kMostStates> signs{};  ///< of their values
-  /// Returns the name where it depends on the values; null: it is `name`.
+  std::array<Sign, kMostStates> signs{};  ///< signs of the states' values
+  /// Returns the name if it depends on the values. Null means that it is always `name`.
   std::string_view (*name_of)(const T&) = nullptr;
-  /// Throws ConfigError where values do not go together.
+  /// Throws a ConfigError if values do not go together.
   void (*check)(const T&) = nullptr;
   Reach reach = Reach::element;
-  /// Returns whether the reach is Reach::factors instead; null means never.
+  /// Returns whether the reach is Reach::factors for these values. Null means never.
   bool (*is_factored)(const T&) = nullptr;
-  /// The second pass needs the directions of the first (Reach::parameter).
+  /// If true, the second pass needs the directions of the first pass (Reach::parameter).
   bool keeps_direction = false;
-  /// Beyond elements: the first pass over elements [begin, end), which leaves weights as they are.
+  /// The first pass over elements [begin, end). It leaves the weights as they are. Null if the
+  /// reach is Reach::element.
   void (*first_pass)(const T&, Moment, float gradient_scale, const Range&, Findings&, int64_t begin,
                      int64_t end) = nullptr;
   void (*first_pass_reference)(const T&, Moment, float gradient_scale, const Range&,
                                Findings&) = nullptr;
   /// Returns Moment::ratio for a parameter of `numel` elements (Reach::parameter, Reach::factors).
   double (*ratio)(const T&, const ParameterNorms&, int64_t numel) = nullptr;
-  /// The kernel over elements [begin, end): the whole update, or the second pass.
+  /// Runs the kernel over elements [begin, end): the whole update, or the second pass.
   void (*update)(const T&, Moment, float gradient_scale, const Range&, int64_t begin,
                  int64_t end) = nullptr;
-  /// The same in plain loops.
+  /// Does the same as `update`, for the whole range in plain loops.
   void (*update_reference)(const T&, Moment, float gradient_scale, const Range&) = nullptr;
   void (*update_exact)(const T&, Moment, const ExactRange&) = nullptr;
 };
@@ -75,23 +76,25 @@ void for_each_algorithm(const F& f) {
   }(std::type_identity<Optimizer>());
 }
 
-/// Throws ConfigError: hyper-parameter `key` has `value`, which must be as `rule` says.
+/// Throws a ConfigError which says that hyper-parameter `key` has `value`, and must be as `rule`
+/// says.
 [[noreturn]] void refuse(std::string_view key, double value, std::string_view rule);
 
-/// Throws ConfigError unless `dtype` is Float, BFloat16 or Half; `what` names the array.
+/// Throws a ConfigError unless `dtype` is Float, BFloat16 or Half. `what` names the array.
 void check_dtype(c10::ScalarType dtype, std::string_view what);
 
-// Plain loops read elements by these.
+// Plain loops read and write elements with these functions.
 
-/// The weight and the scaled gradient of element `i`, as fp32; 0 where there are no gradients.
+/// Return the weight and the scaled gradient of element `i` in fp32. The gradient is 0 if the range
+/// has none.
 float weight_at(const Range& range, int64_t i);
 float gradient_at(const Range& range, int64_t i, float scale);
 /// Writes a weight and its low-precision copy.
 void set_weight_at(const Range& range, int64_t i, float value);
-/// The squares of a block in fp64, in the kernels' order of additions.
+/// Returns the sum of a block's squares in fp64, added in the order of the kernels.
 double sum_of_squares(const std::array<float, ExactSum::kBlock>& values);
 
-/// Algorithm::update_reference by the formula in Step<float>.
+/// Does what Algorithm::update_reference does, by the formula in Step<float>.
 template <template <class> class Step, class T>
 void plain_update(const T& optimizer, Moment moment, float gradient_scale, const Range& range) {
   const Step<float> step(optimizer, moment);
@@ -107,7 +110,7 @@ void plain_update(const T& optimizer, Moment moment, float gradient_scale, const
   }
 }
 
-/// Algorithm::update_exact by the formula in Step<double>.
+/// Does what Algorithm::update_exact does, by the formula in Step<double>.
 template <template <class> class Step, class T>
 void exact_update(const T& optimizer, Moment moment, const ExactRange& range) {
   const Step<double> step(optimizer, moment);

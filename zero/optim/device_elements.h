@@ -1,11 +1,12 @@
-// One thread of a device's kernel, in plain C++.
+// The work of one thread of a device's kernel, in plain C++.
 //
 // Note [Kernels in plain C++]
-// The kernels of a device are launches of the functions here, which know of no device: a compiler
-// for one may call constexpr functions there (nvcc with --expt-relaxed-constexpr), and the tests
-// run the same source on the CPU, where they compare it with the plain reference in bits. What a
-// device must add is Note [Same bits everywhere] in kernels.h: no fused multiply-add, and divisions
-// and roots as IEEE 754 says. Narrowing is in integer and exact operations, as in elements-inl.h.
+// The kernels of a device launch the functions here, which do not depend on any device. A compiler
+// for a device may call constexpr functions there (nvcc with --expt-relaxed-constexpr). The tests
+// run the same source on the CPU, and compare it with the plain reference in bits. A device must
+// also keep to Note [Same bits everywhere] in kernels.h: it uses no fused multiply-add, and divides
+// and takes roots as IEEE 754 says. Narrowing uses integer and exact operations, as in
+// elements-inl.h.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -27,8 +28,8 @@
 
 namespace zero::optim::device {
 
-// Numbers as an array has them; `widen` and `narrow` are from and to fp32, to nearest, ties to
-// even, and NaN stays NaN.
+// These are the types of numbers in an array. `widen` converts to fp32 and `narrow` from fp32, to
+// nearest with ties to even; NaN stays NaN.
 
 struct Fp32 {
   using Stored = float;
@@ -79,12 +80,12 @@ struct Fp16 {
   }
 };
 
-/// No low-precision copy of the parameter.
+/// Says that there is no low-precision copy of the parameter.
 struct Absent {
   using Stored = uint16_t;
 };
 
-/// Scales a gradient and cuts it off, before anything else.
+/// Scales a gradient and limits it, before anything else.
 struct Scale {
   float factor;
   float limit;  ///< Range::gradient_limit
@@ -95,7 +96,7 @@ struct Scale {
   }
 };
 
-/// The arrays of a Range by their types.
+/// The arrays of a Range, with their types.
 template <class GradientType, class ParameterType, int kStateCount>
 struct Arrays {
   using Gradient = GradientType;
@@ -109,11 +110,11 @@ struct Arrays {
   std::array<float*, kMostStates> state;
 };
 
-/// Elements that one thread takes where all arrays begin at multiples of as many: it reads and
-/// writes each array's at once. Elsewhere it takes one.
+/// The elements that one thread updates if all arrays begin at multiples of this many elements: it
+/// then reads and writes those of an array at once. Otherwise a thread updates one element.
 inline constexpr int kWidth = 4;
 
-/// Neighbouring elements of an array, kCount of them.
+/// kCount neighbouring elements of an array.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   T values[kCount];
@@ -151,7 +152,7 @@ constexpr void update_pack(const Step& step, Scale scale, const Arrays& arrays, 
   if constexpr (kHasCopy) store(copy, arrays.parameter + begin);
 }
 
-/// Runs thread `index` of an update: kCount elements, or fewer in the last thread.
+/// Does the work of thread `index` of an update: kCount elements, or fewer in the last thread.
 template <int kCount, class Step, class Arrays>
 constexpr void update_by_thread(const Step& step, Scale scale, const Arrays& arrays,
                                 int64_t index) {
@@ -163,8 +164,8 @@ constexpr void update_by_thread(const Step& step, Scale scale, const Arrays& arr
   for (int64_t i = begin; i < arrays.numel; ++i) update_pack<1>(step, scale, arrays, i);
 }
 
-/// The sum of squares that lane `lane` of kNormLanes has of a block of `count` elements, at most
-/// kNormBlock.
+/// Returns the part of a block's sum of squares that lane `lane` of kNormLanes adds up. The block
+/// has `count` elements, at most kNormBlock.
 template <class Values>
 constexpr double lane_squares(const typename Values::Stored* block, int64_t count, int64_t lane) {
   using Stored = typename Values::Stored;
@@ -173,7 +174,8 @@ constexpr double lane_squares(const typename Values::Stored* block, int64_t coun
     const double value = Values::widen(stored);
     sum += value * value;
   };
-  // Many are read while those before are added: a device waits long for its memory.
+  // Some elements are read while those before them are added, since a device waits long for its
+  // memory.
   constexpr int64_t kAhead = 32, kStep = kernels::kNormLanes;
   std::array<Stored, kAhead> ahead{};
   const auto read = [&](int64_t from) {
@@ -192,13 +194,13 @@ constexpr double lane_squares(const typename Values::Stored* block, int64_t coun
   return sum;
 }
 
-/// `sum` and what follows, added one after the other.
+/// Returns `sum` plus `count` values, which are added one after the other.
 constexpr double add_in_order(double sum, const double* values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sum += values[i];
   return sum;
 }
 
-// The host calls these to choose the function that a call needs.
+// The host calls the functions below to choose the kernel that a call needs.
 
 inline AdamWStep<float> step_of(const AdamW& optimizer, Moment moment) {
   return {optimizer, moment};
@@ -209,7 +211,7 @@ inline AdagradStep<float> step_of(const Adagrad& optimizer, Moment moment) {
 }
 inline LionStep<float> step_of(const Lion& optimizer, Moment moment) { return {optimizer, moment}; }
 
-/// How many states the kernel of a Step has: all of those that `range` has.
+/// Calls f(count) with the number of states that a Step changes: all those of its range.
 template <class F>
 void with_states(const AdamWStep<float>& /*step*/, const F& f) {
   f(std::integral_constant<int, 2>());
@@ -228,7 +230,7 @@ void with_states(const LionStep<float>& /*step*/, const F& f) {
   f(std::integral_constant<int, 1>());
 }
 
-/// Calls f(type) with that of an array's numbers. `dtype` is Float, BFloat16 or Half.
+/// Calls f(type) with the type of an array's numbers. `dtype` is Float, BFloat16 or Half.
 template <class F>
 void with_numbers(c10::ScalarType dtype, const F& f) {
   if (dtype == c10::ScalarType::Float) return f(Fp32());
@@ -247,8 +249,8 @@ inline bool is_aligned(const Range& range) {
          fits(range.gradient, c10::elementSize(range.gradient_dtype));
 }
 
-/// Calls f(width, step, arrays) with what update_by_thread takes, `width` an integral_constant.
-/// `optimizer` is element-wise and `range` has whole master weights.
+/// Calls f(width, step, arrays) with the arguments of update_by_thread; `width` is an
+/// integral_constant. `optimizer` must be element-wise, and `range` must have whole master weights.
 template <class F>
 void with_update(const Optimizer& optimizer, Moment moment, const Range& range, const F& f) {
   const auto with_types = [&](const auto& step, auto states, auto gradient, auto parameter) {

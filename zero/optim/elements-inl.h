@@ -1,7 +1,7 @@
-// Loads and stores of fp32, bf16 and fp16 arrays as fp32 vectors; included once per instruction set
-// by the kernels. Narrowing rounds to nearest, ties to even, and NaN stays NaN. All in integer and
-// exact operations, so that every instruction set gives the same bits, whatever the thread's
-// denormal mode.
+// Loads and stores of fp32, bf16 and fp16 arrays as fp32 vectors. Kernels include this file once
+// for each instruction set. Narrowing rounds to nearest, ties to even, and NaN stays NaN. All of it
+// uses integer and exact operations, so that every instruction set gives the same bits, whatever
+// the thread's denormal mode.
 
 // Highway's per-target include guard.
 #if defined(ZERO_OPTIM_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +21,7 @@ namespace zero::optim::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// At most 16 lanes, so that a tail's padded copy has a fixed size.
+/// Vectors have at most 16 lanes, so that a tail's padded copy has a fixed size.
 inline constexpr size_t kMaxLanes = 16;
 using Fp32Tag = hn::CappedTag<float, kMaxLanes>;
 
@@ -34,11 +34,12 @@ struct Bf16 {
 struct Fp16 {
   using Stored = uint16_t;
 };
-/// No low-precision copy of the parameter.
+/// Says that there is no low-precision copy of the parameter.
 struct Absent {
   using Stored = uint16_t;
 };
-/// Written past the caches, at whole vectors' alignment; hwy::FlushStream() after the last.
+/// Stores of this type bypass the caches. They begin on multiples of a whole vector, and
+/// hwy::FlushStream() must follow the last of them.
 template <class Narrow>
 struct Streamed {
   using Stored = typename Narrow::Stored;
@@ -129,15 +130,16 @@ HWY_INLINE void store(Streamed<Narrow>, D d, hn::Vec<D> value, uint16_t* to) {
 template <class D>
 HWY_INLINE void store(Absent, D, hn::Vec<D>, uint16_t*) {}
 
-/// Master weights: fp32 numbers, and their `Narrow` copies (or none), which are written only.
+/// Says that master weights are fp32 numbers with `Narrow` copies (or none), which are only
+/// written.
 template <class Narrow>
 struct Whole {
   using Stored = float;
   using Parameter = typename Narrow::Stored;
   static constexpr bool kReadsParameter = false;
 };
-/// The lower halves of master weights; the bf16 parameters are the upper ones. See Note [Split
-/// master weights] in halves.h.
+/// Says that master weights are split: these are their lower halves, and the bf16 parameters are
+/// the upper ones. See Note [Split master weights] in halves.h.
 struct Split {
   using Stored = uint16_t;
   using Parameter = uint16_t;
@@ -180,8 +182,8 @@ HWY_INLINE void store(Split, [[maybe_unused]] D d, hn::Vec<D> value, uint16_t* l
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, high)), d16, upper);
 }
 
-/// A padded copy of the last `count` elements of an array, for the vector code to run on; write()
-/// puts them back.
+/// A padded copy of the last `count` elements of an array, on which the vector code runs. `write`
+/// puts the elements back.
 template <class T>
 struct Tail {
   HWY_ALIGN T values[kMaxLanes] = {};

@@ -1,5 +1,5 @@
-// A pass of an element-wise optimizer over a Range of any dtypes; included once per instruction set
-// by the optimizers' files.
+// A pass of an element-wise optimizer over a Range of any dtypes. The files of optimizers include
+// this file once for each instruction set.
 
 // Highway's per-target include guard.
 #if defined(ZERO_OPTIM_ELEMENTWISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -20,7 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
 
-/// A pass without gradients, which are zeros.
+/// Stands for the gradients in a pass without gradients: they read as zeros.
 struct NoGradient {
   using Stored = uint8_t;
 };
@@ -29,12 +29,14 @@ HWY_INLINE hn::Vec<D> load(NoGradient, D d, const uint8_t* /*from*/) {
   return hn::Zero(d);
 }
 
-/// Calls f(type, type) with those of a range's gradient and weights, from element `begin` on.
+/// Calls f(type, type) with the types of a range's gradient and weights, for elements from `begin`
+/// on.
 template <bool kGradients, class F>
 void with_types(const Range& range, int64_t begin, const F& f) {
   const auto parameter =
       reinterpret_cast<uintptr_t>(range.parameter) + static_cast<uintptr_t>(begin) * 2;
-  // Half of a register is stored: where that is less than the narrowest one, it cannot be streamed.
+  // Stores have half of a register. If that is less than the narrowest register, they cannot be
+  // streamed.
   const bool streamed =
       HWY_MAX_BYTES >= 32 && range.numel * 2 >= kStreamedBytes && parameter % (2 * kMaxLanes) == 0;
   const auto with_gradient = [&](auto gradient) {
@@ -61,7 +63,7 @@ typename Weights::Stored* master_of(const Range& range) {
   }
 }
 
-/// Scales a gradient and cuts it off, before anything else.
+/// Scales a gradient and limits it, before anything else.
 struct Scale {
   float factor;
   float limit;  ///< Range::gradient_limit
@@ -75,7 +77,8 @@ HWY_INLINE V scaled(D d, V gradient, Scale scale) {
   return hn::IfThenElse(hn::Gt(g, limit), limit, hn::IfThenElse(hn::Lt(g, least), least, g));
 }
 
-/// One vector of elements. The numbers are a copy on the caller's stack, which no store can change.
+/// Updates one vector of elements. The numbers are a copy on the caller's stack, which no store can
+/// change.
 template <class Rule, int kUsed, class Gradient, class Weights, class Numbers, class D>
 HWY_INLINE void update_vector(D d, const Numbers& numbers, Scale scale,
                               typename Weights::Stored* HWY_RESTRICT master,
@@ -134,9 +137,9 @@ void update_range(const Numbers& given, float gradient_scale, const Range& range
   copy.write(parameter_at(i), count);
 }
 
-/// `Rule` over elements [begin, end), which have the first kUsed states. `Rule::apply(d, numbers,
-/// p, g, first, second)` takes vectors of weights, scaled gradients and states, and changes all but
-/// g; states beyond kUsed are zeros, and lost.
+/// Applies `Rule` to elements [begin, end), which have the first kUsed states. `Rule::apply(d,
+/// numbers, p, g, first, second)` takes vectors of weights, scaled gradients and states, and
+/// changes all but g. States beyond kUsed are zeros, and their new values are lost.
 template <class Rule, int kUsed, bool kGradients = true, class Numbers>
 void update_elements(const Numbers& numbers, float gradient_scale, const Range& range,
                      int64_t begin, int64_t end) {

@@ -2,10 +2,10 @@
 //
 // Note [Exact sums]
 // A parameter's norm is summed over slices that depend on the number of ranks, so a rounded sum
-// would too. The sum of squares of fp32 numbers is therefore kept whole: as a fixed-point number of
-// 640 bits, in digits of 32 (Kulisch's accumulator). What is added are sums of `kBlock` squares in
-// fp64, made in one fixed order: slices begin at multiples of 64 elements, so no block is in two of
-// them. Adding costs a few integer additions a block.
+// would depend on it too. The sum of squares of fp32 numbers is therefore kept exactly, as a
+// fixed-point number of 640 bits in digits of 32 bits (Kulisch's accumulator). Its summands are
+// sums of `kBlock` squares in fp64, each made in one fixed order: slices begin at multiples of 64
+// elements, so no block lies in two slices. Each block costs a few integer additions.
 #pragma once
 
 #include <array>
@@ -17,14 +17,14 @@
 
 namespace zero::optim {
 
-/// A sum of non-negative fp64 numbers, each a whole multiple of 2^-320 and less than 2^288,
-/// exactly.
+/// An exact sum of fp64 numbers. Each is not negative, a multiple of 2^-320, and less than 2^288.
 class ExactSum {
  public:
   static constexpr int64_t kBlock = 64;  ///< elements whose squares are added in fp64 first
   static constexpr size_t kDigits = 20;
   static constexpr int kLowest = -320;  ///< exponent of the first digit's last bit
-  /// All of it in 64-bit words, which add up over ranks: the digits, and what was not finite.
+  /// The sum in 64-bit words, which add up over ranks: the digits, and the count of numbers that
+  /// were not finite.
   static constexpr size_t kWords = kDigits + 1;
 
   void add(double value) {
@@ -58,7 +58,7 @@ class ExactSum {
     for (size_t i = 0; i < kWords; ++i) words_[i] += theirs.words_[i];
   }
 
-  /// The sum, rounded, the same for the same sum; NaN where a number was not finite.
+  /// Returns the rounded sum, which is the same for equal sums, or NaN if a number was not finite.
   double value() const {
     if (words_[kDigits] != 0) return std::numeric_limits<double>::quiet_NaN();
     auto sum = *this;
@@ -70,7 +70,7 @@ class ExactSum {
   }
 
  private:
-  // Digits below 2^32, as they are written of one number alone.
+  // Carries, so that every digit but the last is below 2^32.
   void carry() {
     for (size_t i = 0; i + 1 < kDigits; ++i) {
       words_[i + 1] += words_[i] >> 32;

@@ -28,10 +28,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
 
-// The functions below go over a run along which `across` goes step by step. They compute the
-// elements behind the last whole vector one by one: each operation is exact, or rounded on its own.
+// The functions below go over one run. `across` has an entry for each element of the run. The
+// elements behind the last whole vector are computed one by one. Each operation is exact, or
+// rounded on its own.
 
-/// The bits of the largest magnitude; raises those of `across` alike.
+/// Returns the bits of the largest magnitude, and raises each entry of `across` to the magnitude of
+/// its element.
 uint32_t run_largest(const float* HWY_RESTRICT values, int64_t numel,
                      uint32_t* HWY_RESTRICT across) {
   const hn::ScalableTag<uint32_t> d;
@@ -54,7 +56,8 @@ uint32_t run_largest(const float* HWY_RESTRICT values, int64_t numel,
   return result;
 }
 
-/// The sum of squares rounded by `unit` (2^52 of it); adds them, rounded by `units`, to `across`.
+/// Returns the sum of squares, each rounded to a multiple of `unit` / 2^52. It also adds each
+/// square to its entry of `across`, rounded by its entry of `units` in the same way.
 double run_squares(const float* HWY_RESTRICT values, int64_t numel, double unit,
                    const double* HWY_RESTRICT units, double* HWY_RESTRICT across) {
   const hn::ScalableTag<double> d;
@@ -97,7 +100,7 @@ void run_directions(float* HWY_RESTRICT values, int64_t numel, float along,
   }
 }
 
-/// The squares of whole blocks, the last filled up with zeros.
+/// Adds the squares of whole blocks; the last block is filled up with zeros.
 void add_blocks(const float* values, int64_t numel, ExactSum& squares) {
   int64_t i = 0;
   for (; i + ExactSum::kBlock <= numel; i += ExactSum::kBlock)
@@ -173,10 +176,11 @@ std::array<int64_t, 2> Factors::place(int64_t element) const {
 }
 
 // The first and the last element have equal indices in the outer dimensions. In the first dimension
-// in which they differ the part is the range between them, and inside of it everything.
+// in which they differ, the part is the range between them; in the dimensions inside of it, the
+// part is everything.
 Factors::Part Factors::part(Interval elements) const {
   if (elements.size() <= 0) return {};
-  int64_t within = 1;  // elements of one index of the axis
+  int64_t within = 1;  // number of elements that have one index of the axis
   for (const auto& axis : axes_) within *= axis.size;
   int64_t first = elements.begin;
   int64_t last = elements.end - 1;
@@ -206,8 +210,8 @@ Factors::Part Factors::part(Interval elements) const {
 
 namespace {
 
-/// 2^52 units of sums of `numel` squares whose largest element has an exponent: less than 2^53 of
-/// them, and no square is above 2^52.
+/// Returns 2^52 units for sums of `numel` squares whose largest element has this exponent. Such a
+/// sum is less than 2^53 units, and no square is above 2^52 units.
 double unit_of(uint8_t exponent, int64_t numel) {
   const auto length =
       std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(numel - 1))));
@@ -215,10 +219,10 @@ double unit_of(uint8_t exponent, int64_t numel) {
   return std::bit_cast<double>(static_cast<uint64_t>(1023 + power) << 52);
 }
 
-/// The run's array that goes step by step with its elements, and the one that stays.
+/// Says which array of a run advances with its elements: the one of rows, or the one of columns.
 struct Sides {
-  bool rows_stay = false;  ///< along a row: columns go by
-  bool plain = false;      ///< neither does both: vectors fit
+  bool rows_stay = false;  ///< runs go along a row, so columns advance
+  bool plain = false;      ///< only one of the two advances, so vectors fit
 };
 Sides sides(const Factors& factors) {
   const bool along_row = factors.row_step() == 0 && factors.column_step() == 1;
@@ -226,9 +230,10 @@ Sides sides(const Factors& factors) {
   return {along_row, along_row || along_column};
 }
 
-/// Calls work(part, elements) for parts of the elements, each a multiple of a block, on threads.
-/// The number of parts depends on the threads, and on how many sums each of them keeps: all
-/// together as much memory as the elements. Sums are exact, so it changes no result.
+/// Calls work(part, elements) on threads, for parts of the elements that are multiples of a block.
+/// The number of parts depends on the number of threads and on the sums that each of them keeps:
+/// all sums together take at most as much memory as the elements. Sums are exact, so the number of
+/// parts changes no result.
 constexpr int64_t kLeastPart = 1 << 14;
 int64_t parts_of(Interval elements, int64_t sums) {
   const int64_t least = std::max(kLeastPart, 2 * sums);
@@ -247,7 +252,7 @@ void for_each_part(Interval elements, int64_t parts, const Work& work) {
   });
 }
 
-/// Arrays of a number by each row and column of a part of a parameter.
+/// Arrays that have a number for each row and column of a part of a parameter.
 template <class T>
 class ByPart {
  public:
@@ -353,11 +358,11 @@ void add_squares(const Factors& factors, Interval elements, const float* values,
 
 namespace {
 
-/// The factors by which a step changes moments, in double.
+/// The numbers by which a step changes moments, in double.
 struct Blend {
   double fresh;  ///< share of the new mean
-  double added;  ///< to it
-  double least;  ///< the mean of a matrix's rows counts as this at least
+  double added;  ///< is added to the new mean
+  double least;  ///< lower limit of the mean of a matrix's rows
   Blend(const Adafactor& o, int64_t step)
       : fresh(std::pow(static_cast<double>(step), o.beta2_decay)),
         added(o.eps_added ? o.first_eps() : 0),
@@ -367,7 +372,7 @@ struct Blend {
   }
 };
 
-/// A factor of the directions is this at most.
+/// Returns the upper limit of a direction's factor.
 float limit_of(const Adafactor& o) {
   return o.eps_added ? std::numeric_limits<float>::infinity()
                      : static_cast<float>(1 / o.first_eps());

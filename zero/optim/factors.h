@@ -1,22 +1,24 @@
-// Second moments that are kept by rows and columns (Adafactor, 1804.04235): R + C numbers of a
-// matrix of R x C. Of more dimensions than two the last ones are those of matrices.
+// Second moments that are kept by rows and columns (Adafactor, 1804.04235): R + C numbers for a
+// matrix of R x C. If an array has more than two dimensions, its last two are those of matrices.
 //
 // Note [Sums by rows and columns]
-// A matrix lies in the slices of several ranks, so the sums of squares of its rows and columns
-// must not depend on the order of additions. Gathering the matrix, as Muon does, would send 8 bytes
-// an element (18.9 MB of 768 x 3072); exact sums of 640 bits (exact_sum.h) cost too much for an
-// addition to two of them an element. So before it is added a square is rounded to a multiple of a
-// unit, a power of two, of its row or column: the largest square there, times the number of
-// elements, is less than 2^53 of them, and all sums of such multiples are exact in fp64. The unit
-// depends on the largest element of the row and on the length of the row alone. Ranks therefore
-// exchange twice: the exponent of the largest element, 1 byte of each row and column that a slice
-// meets, then the sums, 8 bytes (35 KB of 768 x 3072, of each of two ranks).
+// A matrix lies in the slices of several ranks, so the sums of squares of its rows and columns must
+// not depend on the order of additions. If the matrix were gathered, as Muon does, 8 bytes an
+// element would be sent (18.9 MB for 768 x 3072). Exact sums of 640 bits (exact_sum.h) would cost
+// too much, since each element is added to two of them. So before a square is added, it is rounded
+// to a multiple of a unit of its row or column. The unit is a power of two, so large that the
+// largest square there, times the number of elements, is less than 2^53 units. All sums of such
+// multiples are exact in fp64. The unit depends only on the largest element of the row and on the
+// length of the row. Ranks therefore exchange data twice: first the exponent of the largest
+// element, 1 byte for each row and column that a slice meets, then the sums, 8 bytes each (35 KB
+// for 768 x 3072, for each of two ranks).
 //
 // The loss is small. In a row of n <= 2^L elements whose largest square is at least 2^(E - 2), a
-// square is rounded by at most 2^(E + L - 54), and n of them by at most 2^(E + 2 L - 54), where the
-// sum is 2^(E - 2) or more. For n = 3072 that is less than 2^-28 of the sum if all errors were
-// alike, and about the root of n less as they are: fp32 holds 2^-24. Rows of small gradients
-// beside large ones lose nothing, since each has a unit of its own.
+// square is rounded by at most 2^(E + L - 54), and n squares by at most 2^(E + 2 L - 54), while the
+// sum is 2^(E - 2) or more. For n = 3072 that is less than 2^-28 of the sum if all errors have the
+// same sign. Real errors do not, and add up to less by a factor of about the root of n. fp32 holds
+// 2^-24. Rows of small gradients beside rows of large ones lose nothing, since each row has its own
+// unit.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -33,15 +35,15 @@
 
 namespace zero::optim {
 
-/// Elements [begin, end) of something.
+/// Elements [begin, end) of an array.
 struct Interval {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t size() const { return end - begin; }
 };
 
-/// How the elements of a parameter, in the order of its storage, lie in rows and columns. Those of
-/// all its matrices are numbered one after the other.
+/// Says how the elements of a parameter, in the order of its storage, lie in rows and columns. The
+/// rows of all its matrices are numbered one after the other, and so are the columns.
 class Factors {
  public:
   /// Takes the shape of a dense parameter of two or more dimensions. One without elements has no
@@ -53,11 +55,12 @@ class Factors {
   int64_t row_length() const { return row_length_; }
   int64_t column_length() const { return column_length_; }
   int64_t matrices() const { return matrices_; }
-  /// Shapes of what is kept, as PyTorch has them: the last dimension, or the one before, is 1.
+  /// Return the shapes of the row and column moments, as PyTorch has them: the last dimension, or
+  /// the one before it, is 1.
   const std::vector<int64_t>& row_shape() const { return row_shape_; }
   const std::vector<int64_t>& column_shape() const { return column_shape_; }
 
-  /// Rows and columns that elements [begin, end) lie in, at least.
+  /// Rows and columns that contain all of elements [begin, end), and perhaps some more.
   struct Part {
     Interval rows;
     Interval columns;
@@ -67,15 +70,15 @@ class Factors {
 
   /// Elements that follow each other along one dimension.
   struct Run {
-    int64_t begin = 0;  ///< in the storage's order
+    int64_t begin = 0;  ///< in the order of the storage
     int64_t numel = 0;
-    int64_t row = 0;  ///< of the first
+    int64_t row = 0;  ///< row and column of the first element
     int64_t column = 0;
   };
-  /// From one element of a run to the next.
+  /// Return the distance in rows, and in columns, from one element of a run to the next.
   int64_t row_step() const { return axes_.back().row_step; }
   int64_t column_step() const { return axes_.back().column_step; }
-  /// Calls f(run) for those of [begin, end), in order.
+  /// Calls f(run) for each run of elements [begin, end), in order.
   template <class F>
   void for_each_run(Interval elements, const F& f) const {
     const int64_t length = axes_.back().size;
@@ -93,10 +96,10 @@ class Factors {
     int64_t row_step = 0;
     int64_t column_step = 0;
   };
-  // Row and column of an element.
+  // Returns the row and the column of an element.
   std::array<int64_t, 2> place(int64_t element) const;
 
-  c10::SmallVector<Axis, 4> axes_;  // of the storage, the innermost last
+  c10::SmallVector<Axis, 4> axes_;  // of the storage; the innermost is last
   int64_t matrices_ = 1;
   int64_t row_length_ = 1;
   int64_t column_length_ = 1;
@@ -104,38 +107,40 @@ class Factors {
   std::vector<int64_t> column_shape_;
 };
 
-// `values` are all fp32 elements of [elements.begin, elements.end), from the first on; arrays by
-// rows and columns have those of the whole parameter. On LibTorch's intra-op threads, with the same
-// bits on any number of them; vectorised with run-time dispatch.
+// In the functions below `values` points to the fp32 elements [elements.begin, elements.end);
+// arrays by rows and columns have a number for each row or column of the whole parameter. The
+// functions run on LibTorch's intra-op threads and give the same bits on any number of them. They
+// are vectorised with run-time dispatch.
 
-/// Raises exponents (biased as fp32 has them, 255 where a number is not finite) to those of the
-/// largest elements.
+/// Raises the exponent of each row and column to that of its largest element. An exponent is biased
+/// as in fp32, and 255 if a number is not finite.
 void raise_exponents(const Factors& factors, Interval elements, const float* values, uint8_t* rows,
                      uint8_t* columns);
-/// Adds squares, rounded as the exponents say, to sums.
+/// Adds squares, rounded as the exponents say, to the sums of rows and columns.
 void add_squares(const Factors& factors, Interval elements, const float* values,
                  const uint8_t* row_exponents, const uint8_t* column_exponents, double* rows,
                  double* columns);
-/// The new moments from sums, in place of the old, and the factors that make a direction of a
-/// gradient.
+/// Makes new moments from the sums, in place of the old ones, and the factors by which a gradient
+/// becomes a direction.
 void update_moments(const Adafactor& optimizer, int64_t step, const Factors& factors,
                     const double* row_sums, const double* column_sums, float* row_var,
                     float* col_var, float* row_factors, float* column_factors);
-/// The directions in place of gradients, and their squares. `elements` begin at a multiple of
-/// ExactSum::kBlock and end at one, or at the parameter's end.
+/// Replaces gradients by directions, and adds their squares to `squares`. `elements` begin at a
+/// multiple of ExactSum::kBlock, and end at one or at the end of the parameter.
 void make_directions(const Adafactor& optimizer, const Factors& factors, Interval elements,
                      const float* row_factors, const float* column_factors, float* values,
                      ExactSum& squares);
 
-/// Makes all the above calls for a whole parameter: `values` become directions.
+/// Calls all functions above for a whole parameter: `values` become directions.
 void factored_directions(const Adafactor& optimizer, int64_t step, const Factors& factors,
                          float* values, float* row_var, float* col_var, ExactSum& squares);
-/// The same in plain loops.
+/// Does the same as `factored_directions`, in plain loops.
 void factored_directions_reference(const Adafactor& optimizer, int64_t step, const Factors& factors,
                                    float* values, float* row_var, float* col_var,
                                    ExactSum& squares);
-/// The same of one matrix in double, without rounding to units: what other implementations are
-/// compared with. `values` by rows; returns the root of the mean square of the directions.
+/// Does the same for one matrix in double, without rounding to units. Other implementations are
+/// compared with it. `values` are in row order. Returns the root of the mean square of the
+/// directions.
 double factored_directions_exact(const Adafactor& optimizer, int64_t step, int64_t rows,
                                  int64_t columns, double* values, double* row_var, double* col_var);
 

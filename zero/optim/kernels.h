@@ -1,14 +1,14 @@
-// The vector kernels behind optimizer.h (those of optimizers are in their own files): one thread's
-// work on elements [begin, end). Each runs on
-// the widest instruction set of this machine (Highway's run-time dispatch).
+// The vector kernels behind optimizer.h, except those of optimizers, which are in their own files.
+// A kernel does the work of one thread on elements [begin, end). It runs on the widest instruction
+// set of the machine (Highway's run-time dispatch).
 //
 // Note [Same bits everywhere]
-// Every kernel uses IEEE additions, multiplications, divisions and square roots alone, each rounded
+// Every kernel uses only IEEE additions, multiplications, divisions and square roots, each rounded
 // on its own, in one fixed order. There is no fused multiply-add: an instruction set without it
 // would round differently. So an element's result is the same on every instruction set, at every
-// position and in the plain reference; the tail of an array runs through the same code in a padded
+// position and in the plain reference. The tail of an array runs through the same code in a padded
 // copy. The files are compiled with -ffp-contract=off, since compilers fuse even intrinsics. This
-// costs no time: the passes wait for memory.
+// costs no time, since the passes wait for memory.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ void accumulate(float* destination, const void* source, c10::ScalarType source_d
 inline constexpr int64_t kNormBlock = 16384;
 inline constexpr int64_t kNormLanes = 32;
 
-/// The sum of squares of elements [begin, end), at most kNormBlock of them.
+/// Returns the sum of squares of elements [begin, end), of which there are at most kNormBlock.
 double squared_norm_block(const void* values, c10::ScalarType dtype, int64_t begin, int64_t end);
 
 }  // namespace zero::optim::kernels

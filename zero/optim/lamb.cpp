@@ -1,5 +1,5 @@
-// LAMB: 1904.00962, algorithm 2, as DeepSpeed's FusedLamb has it. Two passes: Note [Two passes] in
-// passes.h.
+// LAMB: 1904.00962, algorithm 2, as in DeepSpeed's FusedLamb. It takes two passes: Note [Two
+// passes] in passes.h.
 #include <algorithm>
 #include <cmath>
 
@@ -22,7 +22,7 @@ struct LambStep {
   Number beta2, one_minus_beta2;
   Number eps, eps_inside;  ///< one of them is 0
   Number decay;
-  Number coefficient;  ///< of the direction: -rate * ratio
+  Number coefficient;  ///< factor of the direction: -rate * ratio
 
   LambStep(const Lamb& o, Moment moment) {
     const auto correction = [&](double beta) {
@@ -48,7 +48,7 @@ struct LambStep {
     const auto& [m, v] = state;
     return m / (std::sqrt(v + eps_inside) + eps) + decay * p;
   }
-  /// The second pass.
+  /// Makes the second pass.
   void apply(Number& p, Number /*g*/, std::array<Number, kMostStates>& state) const {
     p += coefficient * direction(p, state);
   }
@@ -66,7 +66,7 @@ HWY_INLINE V lamb_direction(D d, const LambStep<float>& s, V p, V m, V v) {
   return hn::Add(hn::Div(m, hn::Add(root, hn::Set(d, s.eps))), hn::Mul(hn::Set(d, s.decay), p));
 }
 
-/// The first pass: updates the moments, and gives the direction. Weights stay.
+/// Makes the first pass: it updates the moments, and returns the direction. Weights stay.
 struct LambFirst {
   static constexpr bool kNormOfUpdate = true;
   template <class D, class V>

@@ -1,5 +1,5 @@
 // Loss scaling for a program without an engine, whose parameters are fp32 and whose operators
-// compute in fp16 (autocast, say): what torch.amp.GradScaler is in Python.
+// compute in fp16 (with autocast, for example). It corresponds to Python's torch.amp.GradScaler.
 //
 //   zero::LossScaler scaler;
 //   for (auto& batch : loader) {
@@ -22,34 +22,37 @@ namespace zero {
 /// `add_overflow`.
 class LossScaler {
  public:
-  /// As DeepSpeed scales, or with LossScaling::torch() as PyTorch does. Throws ConfigError.
+  /// Scales as DeepSpeed does, or as PyTorch does with LossScaling::torch(). Throws a ConfigError
+  /// if a number of `rule` makes no sense.
   explicit LossScaler(const LossScaling& rule = {}) : scale_(rule) {}
 
   double scale() const { return scale_.value(); }
-  /// The loss times the scale, in fp32.
+  /// Returns the loss times the scale, in fp32.
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Divides the gradients of the parameters of a torch::optim::Optimizer (those that have one) in
-  /// place by the scale. Returns whether one is infinite or NaN; then `step` leaves its update out.
-  /// For what needs unscaled gradients before the step (clipping); otherwise `step` does it. Throws
-  /// ConfigError for a gradient in fp16, which cannot hold what the scale has kept; Error where the
-  /// optimizer was unscaled already since the last update.
+  /// Divides the gradients of a torch::optim::Optimizer's parameters (those that have one) by the
+  /// scale, in place. Returns whether a gradient is infinite or NaN; then `step` leaves its update
+  /// out. Call it if unscaled gradients are needed before the step (for clipping); otherwise `step`
+  /// does it. Throws a ConfigError for a gradient in fp16, which cannot hold the small numbers that
+  /// the scale has kept, and an Error if the optimizer was already unscaled since the last update.
   template <class Optimizer>
   bool unscale(Optimizer& optimizer) {
     auto& seen = begin(&optimizer);
     for (auto& group : optimizer.param_groups()) divide(group.params(), seen);
     return seen.overflow;
   }
-  /// Since the last update a gradient was infinite or NaN, of any optimizer or rank.
+  /// Returns whether a gradient of any optimizer or rank was infinite or NaN since the last update.
   bool overflow() const;
-  /// Another rank has found one: true makes `step` leave the updates out here too.
+  /// Takes whether another rank has found such a gradient. True makes `step` leave the updates out
+  /// here too.
   void add_overflow(bool found) {
     elsewhere_ = elsewhere_ || found;
     looked_ = true;
   }
-  /// optimizer.step() on unscaled gradients, or nothing where one of this optimizer's is infinite
-  /// or NaN: returns whether it was called. Once between two updates: throws Error otherwise, since
-  /// gradients that have come meanwhile would be used as they are, scaled.
+  /// Calls optimizer.step() on unscaled gradients, or does nothing if a gradient of this optimizer
+  /// is infinite or NaN. Returns whether it was called. It may be called once between two updates,
+  /// and otherwise throws an Error, since newer gradients would be used while they are still
+  /// scaled.
   template <class Optimizer>
   bool step(Optimizer& optimizer) {
     if (!begun(&optimizer)) unscale(optimizer);
@@ -57,15 +60,15 @@ class LossScaler {
     optimizer.step();
     return true;
   }
-  /// Sets the scale of the next step. Throws Error where no gradient was looked at since the last
-  /// update, and where gradients overflow at the least scale.
+  /// Sets the scale of the next step. Throws an Error if no gradient was looked at since the last
+  /// update, or if gradients overflow at the least scale.
   void update();
 
   LossScaleState state() const { return scale_.state(); }
   void restore(const LossScaleState& state) { scale_.restore(state); }
 
  private:
-  /// An optimizer since the last update.
+  /// The state of an optimizer since the last update.
   struct Seen {
     const void* optimizer;
     bool overflow = false;
@@ -73,7 +76,7 @@ class LossScaler {
   };
   Seen& begin(const void* optimizer);
   bool begun(const void* optimizer) const;
-  /// Counts the step; throws where there was one.
+  /// Counts the step. Returns whether it may be made; throws if there was one already.
   bool may_step(const void* optimizer);
   void divide(const std::vector<at::Tensor>& parameters, Seen& seen);
 

@@ -1,4 +1,4 @@
-// When an update is made, and how far it goes.
+// Says which update is made, and how far it goes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace zero::optim {
 struct Moment {
   int64_t step = 1;  ///< 1 for the first
   double lr = 0;
-  double ratio = 1;  ///< what the first pass has found, where there is one
+  double ratio = 1;  ///< result of the first pass, if there is one
 };
 
 }  // namespace zero::optim

@@ -1,6 +1,6 @@
 // Muon (K. Jordan, Y. Jin, V. Boza, J. You, F. Cesista, L. Newhouse, J. Bernstein, 2024,
-// kellerjordan.github.io/posts/muon). Two passes: Note [Two passes] in passes.h. What comes between
-// them is in newton_schulz.cpp.
+// kellerjordan.github.io/posts/muon). It takes two passes: Note [Two passes] in passes.h.
+// newton_schulz.cpp does the work between them.
 #include <cmath>
 
 #include "zero/optim/algorithm.h"
@@ -16,7 +16,7 @@
 #define ZERO_OPTIM_MUON_STEP_
 namespace zero::optim {
 
-/// The first pass. The weights are those of the array that takes the direction.
+/// Makes the first pass. The weights are here the array that takes the direction.
 template <class Number>
 struct MuonDirection {
   Number momentum, one_minus_momentum;
@@ -34,7 +34,7 @@ struct MuonDirection {
   }
 };
 
-/// The second pass. The gradient is the orthogonal direction.
+/// Makes the second pass. The gradient is here the orthogonal direction.
 template <class Number>
 struct MuonStep {
   Number decay;  ///< factor of the weights, 1 - lr * weight_decay
@@ -99,7 +99,7 @@ HWY_EXPORT(muon_second);
 
 namespace {
 
-/// The array of directions in the place of the weights.
+/// Returns the range with the array of directions in the place of the weights.
 Range to_direction(const Range& range, float* direction) {
   auto to = range;
   to.master = direction;

@@ -19,12 +19,12 @@ namespace zero::optim {
 
 namespace {
 
-// Elements that are widened at a time: they stay in a core's first cache.
+// Elements that are widened at a time. They stay in a core's first cache.
 constexpr int64_t kNarrowBlock = 2048;
 constexpr int64_t kNarrowGrain = 8;
 constexpr int kWeights = 0;
 
-// The mixing of splitmix64.
+// Mixes bits as splitmix64 does.
 uint64_t spread(uint64_t x) {
   x += 0x9e3779b97f4a7c15U;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -50,7 +50,8 @@ T* from(T* array, int64_t begin) {
   return array == nullptr ? nullptr : array + begin;
 }
 
-// Elements [begin, end) of the range, in fp32 where they are not: in arrays that are the caller's.
+// Returns elements [begin, end) of the range in fp32. Arrays that are narrower are replaced by the
+// caller's.
 Range widened(const NarrowRange& range, int64_t begin, int64_t end, float* weights,
               const std::array<float*, kMostStates>& state) {
   auto wide = range.wide;
@@ -64,7 +65,7 @@ Range widened(const NarrowRange& range, int64_t begin, int64_t end, float* weigh
   return wide;
 }
 
-// Returns the address of a state from element `begin` on, or null where there is none.
+// Returns the address of a state from element `begin` on, or null if there is no such state.
 std::byte* state_at(const NarrowRange& range, size_t state, int64_t begin) {
   return from(static_cast<std::byte*>(range.state[state]), state_bytes(range.state_format, begin));
 }
@@ -133,7 +134,7 @@ void update(const Optimizer& optimizer, int64_t step, double lr, double gradient
       }
     }
   };
-  // Elements of a block have numbers with the same upper half.
+  // The elements of a block must have numbers with the same upper half.
   constexpr int64_t kSameUpper = int64_t{1} << 32;
   parallel_for(0, at::ceil_div(range.wide.numel, kNarrowBlock), kNarrowGrain,
                [&](int64_t from, int64_t to) {

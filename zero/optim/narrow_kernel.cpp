@@ -25,8 +25,8 @@ void widen(const uint16_t* HWY_RESTRICT from, float* HWY_RESTRICT to, int64_t nu
   wide.write(to + i, count);
 }
 
-/// The lower 16 bits are added to a random number of 16 bits: what carries into the upper ones
-/// rounds up. Infinity has none; NaN stays NaN.
+/// Adds a random number of 16 bits to the lower 16 bits; a carry into the upper ones rounds up.
+/// Infinity gets no carry, and NaN stays NaN.
 template <class D>
 HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> round_vector([[maybe_unused]] D d, hn::Vec<D> value,
                                                          RoundingKey key, uint32_t index) {

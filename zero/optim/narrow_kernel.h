@@ -13,7 +13,7 @@ struct RoundingKey {
 /// Returns the key of the elements whose numbers have the same upper 32 bits as `index`.
 RoundingKey rounding_key_of(uint64_t key, int array, int64_t index);
 
-/// 32 random bits. The mixing is Wellons's lowbias32, once with each half of the key.
+/// Return 32 random bits. The mixing is Wellons's lowbias32, once with each half of the key.
 constexpr uint32_t mixed(uint32_t x) {
   x ^= x >> 16;
   x *= 0x7feb352dU;
@@ -25,10 +25,10 @@ constexpr uint32_t random_bits(RoundingKey key, uint32_t index) {
   return mixed(mixed(index ^ key.first) ^ key.second);
 }
 
-/// fp32 from bf16.
+/// Converts bf16 to fp32.
 void widen(const uint16_t* from, float* to, int64_t numel);
-/// bf16 from fp32, rounded stochastically; element i has the number `index` + i, of which the upper
-/// 32 bits are the same for all.
+/// Converts fp32 to bf16 with stochastic rounding. Element i has the number `index` + i; the upper
+/// 32 bits of the number are the same for all elements.
 void round_stochastic(const float* from, uint16_t* to, int64_t numel, RoundingKey key,
                       uint32_t index);
 

@@ -1,4 +1,4 @@
-// Matrices made orthogonal, for Muon.
+// Makes matrices orthogonal, for Muon.
 #include <ATen/Parallel.h>
 #include <ATen/ceil_div.h>
 #include <ATen/ops/addmm.h>
@@ -24,9 +24,10 @@ constexpr double kB = -4.7750;
 constexpr double kC = 2.0315;
 constexpr double kLeastNorm = 1e-7;
 
-// beta c + alpha a b. A matrix product's bits may depend on the number of threads that share it, so
-// each takes whole panels of rows, and multiplies alone, as LibTorch does inside a parallel loop:
-// there is one where a loop has two turns.
+// Sets c to beta c + alpha a b. The bits of a matrix product may depend on the number of threads
+// that share it. So each thread takes whole panels of rows and multiplies alone, as LibTorch does
+// inside a parallel loop. The loop has at least two turns, since LibTorch does not count a loop of
+// one turn as parallel.
 void product(const at::Tensor& c, double beta, double alpha, const at::Tensor& a,
              const at::Tensor& b) {
   constexpr int64_t kPanel = 128;

@@ -1,5 +1,5 @@
 // The first pass of an optimizer whose step depends on norms of its whole parameter, over a Range
-// of any dtypes; included once per instruction set by the optimizers' files.
+// of any dtypes. The files of optimizers include this file once for each instruction set.
 
 // Highway's per-target include guard.
 #if defined(ZERO_OPTIM_NORMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -17,8 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
 
-/// The squares of a block in fp64, where each is exact: element i is added to partial sum i % 8 in
-/// order of i, and then these as a tree.
+/// Returns the sum of a block's squares in fp64, where each square is exact. Element i is added to
+/// partial sum i % 8 in order of i; then the partial sums are added as a tree.
 HWY_INLINE double sum_of_squares(const float* HWY_RESTRICT values) {
   constexpr size_t kPartial = 8;
   const hn::CappedTag<double, kPartial> d;
@@ -103,9 +103,10 @@ void first_range(const Numbers& given, float gradient_scale, const Range& range,
   }
 }
 
-/// The first pass over elements [begin, end) with the first kUsed states. `Rule::apply(d, numbers,
-/// p, g, first, second)` changes the states and gives the direction, whose norm is taken with
-/// `Rule::kNormOfUpdate`; it is kept where `findings` has a place for it.
+/// Makes the first pass over elements [begin, end) with the first kUsed states. `Rule::apply(d,
+/// numbers, p, g, first, second)` changes the states and returns the direction. With
+/// `Rule::kNormOfUpdate` the norm of the direction is taken. The direction is kept if `findings`
+/// has a place for it.
 template <class Rule, int kUsed, class Numbers>
 void first_elements(const Numbers& numbers, float gradient_scale, const Range& range,
                     Findings& findings, int64_t begin, int64_t end) {

@@ -1,12 +1,12 @@
-// The kernels of this folder for tensors of a device: operators of LibTorch's dispatcher, which has
-// their kernels in a table by device.
+// The kernels of this folder for tensors of a device. They are operators of LibTorch's dispatcher,
+// which has a table of their kernels by device.
 //
 // Note [Kernels of a device]
-// `zero::update_` and `zero::squared_norm_` are registered for the CPU, by the kernels of this
-// folder. A library that brings those of a device registers them under its key
-// (TORCH_LIBRARY_IMPL(zero, CUDA, ...)) and is loaded; nothing here knows of it. An operator is
-// enqueued on the current stream as any other, and its results are the CPU's, bit for bit, where
-// the device divides and takes roots as IEEE 754 says.
+// `zero::update_` and `zero::squared_norm_` are registered for the CPU, with the kernels of this
+// folder. A library with the kernels of another device registers them under that device's key
+// (TORCH_LIBRARY_IMPL(zero, CUDA, ...)) when it is loaded; nothing here depends on it. An operator
+// is enqueued on the current stream like any other. Its results are those of the CPU, bit for bit,
+// if the device divides and takes roots as IEEE 754 says.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,23 +28,23 @@ struct UpdateCall final : torch::CustomClassHolder {
   float gradient_limit = 0;
 };
 
-/// Returns the arguments of a kernel of `zero::update_` as a Range. Throws c10::Error where the
-/// tensors do not go together: they are contiguous, of one length and one device, and of a Range's
-/// dtypes, with as many states as the optimizer has.
+/// Returns the arguments of a kernel of `zero::update_` as a Range. Throws c10::Error if the
+/// tensors do not go together: they must be contiguous, have one length and one device, and have
+/// the dtypes of a Range; and there must be as many states as the optimizer has.
 Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
                const std::optional<at::Tensor>& parameter, at::TensorList states);
 
 /// Returns whether devices of this type have kernels for the operators above.
 bool has_kernels(c10::DeviceType type);
 
-/// Does the same as `update` for a range of a device; asynchronous. Throws ConfigError if master
-/// weights are split or the optimizer is not element-wise, and c10::Error if the device has no
-/// kernel.
+/// Does the same as `update` for a range of a device, asynchronously. Throws a ConfigError if
+/// master weights are split or the optimizer is not element-wise, and c10::Error if the device has
+/// no kernel.
 void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
                     const Range& range);
 
-/// The squared norm of `values` (1-D, of any device) into `sums`, two numbers in fp64 there: the
-/// sum, and 0, or 1 where it is not finite. Asynchronous on a device.
+/// Writes the squared norm of `values` (1-D, on any device) to `sums`, two fp64 numbers on the same
+/// device: the sum, and 0 if it is finite or 1 if it is not. Asynchronous on a device.
 void squared_norm(const at::Tensor& values, const at::Tensor& sums);
 
 }  // namespace zero::optim

@@ -21,8 +21,8 @@
 namespace zero::optim {
 namespace {
 
-/// Threads are given whole blocks of this many elements, so that their borders fall on cache lines
-/// where the arrays do.
+/// Threads get whole blocks of this many elements, so that their borders fall on cache lines if the
+/// arrays begin on one.
 constexpr int64_t kBlock = 1024;
 /// Fewer blocks than this are not worth another thread.
 constexpr int64_t kGrain = 32;
@@ -166,7 +166,7 @@ void run(const Optimizer& optimizer, Moment moment, double gradient_scale, const
       optimizer);
 }
 
-// Both passes over a whole parameter of Reach::parameter.
+// Makes both passes over a whole parameter of Reach::parameter.
 template <class First, class Second>
 void two_passes(const Optimizer& optimizer, Moment moment, Range range, const First& first,
                 const Second& second) {

@@ -1,13 +1,16 @@
-// Updates in two passes, of optimizers whose elements depend on their whole parameter.
+// Updates in two passes, for optimizers whose elements depend on their whole parameter.
 //
 // Note [Two passes]
-// The first pass over a slice updates the states, and finds out what the slice can say of the
-// parameter; weights stay. The ranks put that together; then the second pass updates the weights.
-//   LAMB: norms of the parameter and of its update (exact_sum.h); the second pass computes the
-//         update again from states and weights, so that it needs neither gradients nor memory.
-//   Muon: the direction of the slice; whole matrices are made orthogonal, and come back.
-//   Adafactor: sums of squares of rows and columns make directions of gradients (factors.h); norms
-//         of the parameter and of these follow.
+// The first pass over a slice updates the states and collects the slice's share of what the second
+// pass needs to know of the whole parameter. It leaves the weights as they are. The ranks combine
+// their shares, and then the second pass updates the weights.
+//   LAMB: the shares are norms of the parameter and of its update (exact_sum.h). The second pass
+//         computes the update again from states and weights, so that it needs neither gradients nor
+//         memory.
+//   Muon: the share is the direction of the slice. Whole matrices are made orthogonal, and their
+//         slices come back.
+//   Adafactor: sums of squares of rows and columns turn gradients into directions (factors.h), and
+//         then the shares are norms of the parameter and of the directions.
 // Results depend neither on slices nor on blocks, threads, stages or tiers.
 #pragma once
 
@@ -20,14 +23,14 @@
 
 namespace zero::optim {
 
-/// An element's update depends on itself, on its parameter's norms, on the matrix that it is in, or
-/// on norms and the sums of its row and column.
+/// Says what the update of an element depends on: on the element alone; also on the norms of its
+/// parameter; on the matrix that it is in; or on norms and on the sums of its row and column.
 enum class Reach : uint8_t { element, parameter, matrix, factors };
 Reach reach(const Optimizer& optimizer);
-/// The second pass needs what the first left in Findings::direction.
+/// Returns whether the second pass needs the first pass's Findings::direction.
 bool keeps_direction(const Optimizer& optimizer);
 
-/// Sums of squares over a parameter, as far as it has been passed.
+/// Sums of squares over the elements of a parameter that have been passed so far.
 struct ParameterNorms {
   ExactSum weights;
   ExactSum update;
@@ -39,12 +42,12 @@ struct ParameterNorms {
 
 /// The results of a first pass.
 struct Findings {
-  ParameterNorms norms{};      ///< Reach::parameter; of Reach::factors that of the weights
-  float* direction = nullptr;  ///< with keeps_direction: as many elements as the range
+  ParameterNorms norms{};      ///< for Reach::parameter; for Reach::factors only the weights' norm
+  float* direction = nullptr;  ///< with keeps_direction: as many elements as the range has
 };
 
-/// The first pass over `range`, which begins at a multiple of ExactSum::kBlock elements of its
-/// parameter and ends at one or at the parameter's end. Adds to `findings`.
+/// Makes the first pass over `range`, which begins at a multiple of ExactSum::kBlock elements of
+/// its parameter, and ends at one or at the end of the parameter. Adds to `findings`.
 void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale, const Range& range,
                 Findings& findings);
 void first_pass_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
@@ -55,24 +58,27 @@ double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t nu
 /// Returns the ratio that a matrix's shape gives (Reach::matrix).
 double ratio(int64_t rows, int64_t columns);
 
-/// The second pass. `range` has no gradient, but with keeps_direction the direction: of
-/// Reach::matrix made orthogonal, of Reach::factors made of the gradient.
+/// Makes the second pass. `range` has no gradient. With keeps_direction it has the direction in its
+/// place: the orthogonal one for Reach::matrix, and the one that was made from the gradient for
+/// Reach::factors.
 void second_pass(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                  const Range& range);
 void second_pass_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                            const Range& range);
 
-/// Makes a matrix (2-D, fp32, contiguous) about orthogonal in place, by as many Newton-Schulz
-/// iterations with the coefficients 3.4445, -4.775 and 2.0315, after dividing it by its Frobenius
-/// norm: all singular values come near 1. The same bits on any number of threads.
+/// Makes a matrix (2-D, fp32, contiguous) nearly orthogonal in place. It divides the matrix by its
+/// Frobenius norm, and then makes `iterations` Newton-Schulz iterations with the coefficients
+/// 3.4445, -4.775 and 2.0315, after which all singular values are near 1. Gives the same bits on
+/// any number of threads.
 void orthogonalise(const at::Tensor& matrix, int64_t iterations);
-/// The same in plain loops in double; `values` by rows.
+/// Does the same in plain loops in double; `values` are in row order.
 void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int64_t iterations);
 
-/// The AdamW of the parameters in Muon's groups that are no hidden matrices.
+/// Returns the AdamW for the parameters in Muon's groups that are not hidden matrices.
 AdamW beside_matrices(const Muon& muon);
-/// Muon's choice: of two dimensions, and no embedding or output layer by its name (embed, lm_head,
-/// wte, wpe). DeepSpeed's also takes parameters of more dimensions, and GPT-2's wte and wpe.
+/// Returns whether Muon trains a parameter: one of two dimensions whose name does not say that it
+/// is an embedding or an output layer (embed, lm_head, wte, wpe). DeepSpeed's Muon also takes
+/// parameters of more dimensions, and GPT-2's wte and wpe.
 bool is_hidden_matrix(std::string_view name, const at::Tensor& parameter);
 
 }  // namespace zero::optim

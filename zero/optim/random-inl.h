@@ -1,5 +1,5 @@
-// Random bits for rounding, in vectors; included once per instruction set by the kernels that
-// round stochastically.
+// Random bits for rounding, in vectors. The kernels that round stochastically include this file
+// once for each instruction set.
 
 // Highway's per-target include guard.
 #if defined(ZERO_OPTIM_RANDOM_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -26,7 +26,7 @@ HWY_INLINE hn::Vec<D> mix(D d, hn::Vec<D> x) {
   return hn::Xor(x, hn::ShiftRight<16>(x));
 }
 
-/// random_bits of as many elements as `d` has lanes, from number `index` on.
+/// Returns random_bits for as many elements as `d` has lanes, from number `index` on.
 template <class D>
 HWY_INLINE hn::Vec<hn::Rebind<uint32_t, D>> random_vector(D /*d*/, RoundingKey key,
                                                           uint32_t index) {

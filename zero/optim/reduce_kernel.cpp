@@ -45,8 +45,8 @@ void accumulate(float* destination, const void* source, c10::ScalarType dtype, i
   }
 }
 
-/// Adds the squares of `rows` rows of kNormLanes elements to as many partial sums. The square of an
-/// fp32 value is exact in fp64, so that MulAdd gives the same bits whether it is fused or not.
+/// Adds the squares of `rows` rows of kNormLanes elements to kNormLanes partial sums. The square of
+/// an fp32 value is exact in fp64, so MulAdd gives the same bits whether it is fused or not.
 template <class Source>
 HWY_INLINE void add_squares(const typename Source::Stored* HWY_RESTRICT values, int64_t rows,
                             double* HWY_RESTRICT partial) {
@@ -55,7 +55,7 @@ HWY_INLINE void add_squares(const typename Source::Stored* HWY_RESTRICT values, 
   const size_t lanes = hn::Lanes(d);
   const auto value = [&](const typename Source::Stored* from)
                          HWY_ATTR { return hn::PromoteTo(d, load(Source(), d32, from)); };
-  // Four sums at a time, which hide the latency of the additions.
+  // Four sums are made at a time, which hides the latency of the additions.
   for (size_t j = 0; j < static_cast<size_t>(kNormLanes); j += 4 * lanes) {
     auto a = hn::Load(d, partial + j);
     auto b = hn::Load(d, partial + j + lanes);

@@ -1,4 +1,4 @@
-// Plain loops, one element at a time: what the vector kernels are tested against, in bits. See Note
+// Plain loops, one element at a time. Tests compare the vector kernels with them in bits. See Note
 // [Same bits everywhere] in kernels.h.
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

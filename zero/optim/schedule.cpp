@@ -13,7 +13,8 @@ namespace {
 
 double as_double(int64_t value) { return static_cast<double>(value); }
 
-/// The value that a schedule has, or was to get from the run.
+/// Returns the value of a schedule's member. It throws if the member is empty and the run has not
+/// filled it in.
 template <class Value>
 Value known(const std::optional<Value>& value, std::string_view name) {
   if (!value) {
@@ -23,7 +24,7 @@ Value known(const std::optional<Value>& value, std::string_view name) {
   return *value;
 }
 
-/// Falls from 1 at progress 0 to 0 at progress 1 and beyond, along half a cosine.
+/// Returns 1 at progress 0, and falls along half a cosine to 0 at progress 1; then it stays 0.
 double half_cosine(double progress) {
   return (1 + std::cos(std::numbers::pi * std::min(progress, 1.0))) / 2;
 }
@@ -125,7 +126,7 @@ void check_one(const DeepSpeedRangeTest& s) {
   require_rate("lr_range_test_step_rate", s.step_rate);
 }
 
-/// How far up the cycle is, from 0 to 1, before update `step`.
+/// Returns how far up the cycle the rate is before update `step`, from 0 to 1.
 double cycle_position(const DeepSpeedOneCycle& s, int64_t step) {
   const double batch = as_double(iteration_of(step) + 1);
   const double first = as_double(s.first_steps);
@@ -136,14 +137,14 @@ double cycle_position(const DeepSpeedOneCycle& s, int64_t step) {
   const bool rises = x <= peak;
   const auto stairs = rises ? s.first_stairs : s.second_stairs.value_or(s.first_stairs);
   if (stairs == 0) return rises ? x / peak : (x - 1) / (peak - 1);
-  // From whole steps, so that no rounding costs a stair.
+  // The stairs are computed from whole steps, so that no rounding costs a stair.
   const double in_cycle = std::fmod(batch, total);
   const double climbed = in_cycle <= first ? in_cycle * as_double(stairs) / first
                                            : (total - in_cycle) * as_double(stairs) / second;
   return std::floor(climbed) / as_double(stairs);
 }
 
-/// Steps of the decay after the cycle; 0 in the cycle.
+/// Returns the steps of the decay after the cycle; 0 in the cycle.
 int64_t steps_after_cycle(const DeepSpeedOneCycle& s, int64_t step) {
   const int64_t total = s.first_steps + s.second_steps.value_or(s.first_steps);
   return std::max<int64_t>(0, iteration_of(step) - total + 1);

@@ -12,7 +12,7 @@ template <class Number>
 struct SgdStep {
   Number l2, momentum, one_minus_dampening, negative_lr;
   bool keeps;  ///< there is a momentum buffer
-  bool first;  ///< it becomes the gradient
+  bool first;  ///< this is the first step: the buffer becomes the gradient
   bool nesterov;
 
   SgdStep(const Sgd& o, Moment moment)

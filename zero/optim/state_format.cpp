@@ -36,7 +36,7 @@ void over_blocks(int64_t numel, const Pass& pass) {
                });
 }
 
-// A magnitude in units of code exponent 1, by its number among all codes.
+// Returns the magnitude of a code in units of code exponent 1.
 double magnitude_of(int code) {
   constexpr int kCodes = 1 << kernels::kCodeMantissa;
   const int exponent = code / kCodes;
@@ -45,8 +45,8 @@ double magnitude_of(int code) {
   return std::ldexp(1 + mantissa / kCodes, exponent - 1);
 }
 
-// The number of the code at or below `magnitude`, or of the next: `random` of 2^kCodeRest is what
-// the part between the two needs to reach the whole.
+// Returns the number of the code at or below `magnitude`, or of the next one: that is taken if the
+// part above the lower code, plus `random` / 2^kCodeRest, reaches one code.
 int code_of(double magnitude, uint32_t random, int most) {
   constexpr double kPlaces = 1 << kernels::kCodeRest;
   constexpr int kCodes = 1 << kernels::kCodeMantissa;

@@ -33,8 +33,8 @@ HWY_INLINE hn::Vec<Fp32Tag> decode_vector(const uint8_t* codes, float group_unit
   return hn::BitCast(d, hn::Or(hn::BitCast(di, value), sign));
 }
 
-/// Codes of 16 values. The places of a magnitude behind its code's last one, and a random number of
-/// as many, carry into it: that is Note [Stochastic rounding] in narrow.h.
+/// Writes the codes of 16 values. A random number is added to the places of a magnitude behind the
+/// last place of its code, and may carry into it: see Note [Stochastic rounding] in narrow.h.
 template <Sign kSign>
 HWY_INLINE void encode_vector(hn::Vec<Fp32Tag> value, float inverse_unit, hn::Vec<IntTag> random,
                               uint8_t* codes) {

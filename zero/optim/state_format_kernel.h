@@ -9,17 +9,19 @@
 
 namespace zero::optim::kernels {
 
-/// Bits of a code's mantissa, and of what is rounded away.
+/// The bits of a code's mantissa, and the bits of fp32's mantissa that are rounded away.
 inline constexpr int kCodeMantissa = 4;
 inline constexpr int kCodeRest = 23 - kCodeMantissa;
 
-/// A code's greatest exponent, that of the group's greatest element; exponent 0 is evenly spaced.
+/// Returns the greatest exponent of a code, which the group's greatest element has. Codes of
+/// exponent 0 are evenly spaced.
 constexpr int top_exponent(Sign sign) { return sign == Sign::either ? 7 : 15; }
 constexpr int32_t top_code(Sign sign) { return sign == Sign::either ? 0x7F : 0xFF; }
 
-/// The exponent of a group whose greatest magnitude has these bits of fp32: as fp32's, but one more
-/// where the greatest code is less. 0: all are zeros; 255: one is infinite or NaN. Not so small
-/// that a code would be a denormal.
+/// Returns the exponent of a group whose greatest magnitude has these bits of fp32. It is the
+/// exponent of the magnitude, or one more if the greatest code would be less. 0 means that all are
+/// zeros, and 255 that a number is infinite or NaN. It is at least kLeastExponent, so that no code
+/// is a denormal.
 inline constexpr uint32_t kLeastExponent = 24;
 constexpr uint8_t group_exponent(uint32_t greatest) {
   if (greatest < 0x00800000U) return 0;
@@ -29,7 +31,7 @@ constexpr uint8_t group_exponent(uint32_t greatest) {
                               : exponent > 254          ? 254
                                                         : exponent);
 }
-/// The value of code exponent 1 in such a group, and its inverse (of 1 to 254).
+/// Return the value of code exponent 1 in such a group, and its inverse (for exponents 1 to 254).
 constexpr float group_unit(uint8_t exponent, Sign sign) {
   if (exponent == 0) return 0;
   if (exponent == 255) return std::bit_cast<float>(0x7FC00000U);

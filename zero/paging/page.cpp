@@ -9,8 +9,8 @@ namespace {
 
 void page_tag(void*) {}
 
-// LibTorch can arm a storage but has no public way to disarm it, nor to add a dispatch key.
-// Explicit instantiation may name private members; a protected member is reached through a derived
+// LibTorch can arm a storage, but has no public way to disarm it or to add a dispatch key. An
+// explicit instantiation may name private members. A protected member is reached through a derived
 // class.
 template <class Tag, auto Member>
 struct Reveal {
@@ -37,9 +37,8 @@ struct KeySet : c10::TensorImpl {
   static constexpr auto member() { return &KeySet::key_set_; }
 };
 
-// Changes the address alone, since other threads look at the page meanwhile (`page_of`). It does
-// not swap through set_data, so the version counter stays, and tensors saved for backward stay
-// valid.
+// Changes only the address, since other threads look at the page meanwhile (`page_of`). It does not
+// swap through set_data, so the version counter stays, and tensors saved for backward stay valid.
 void point(c10::StorageImpl& storage, void* data, bool armed) {
   storage.*member(ThrowFlag{}) = armed;
   storage.*member(CheckFlag{}) = armed;  // makes LibTorch check `ThrowFlag`

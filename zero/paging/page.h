@@ -38,10 +38,10 @@ Page* page_of(const at::Tensor& tensor);
 void tag(const at::Tensor& parameter);
 void untag(const at::Tensor& parameter);
 
-/// Sets the message that is thrown when something reads the absent storage's data. To be called
-/// once for each storage, before `take_over`.
+/// Sets the message that is thrown when something reads the absent storage's data. It must be
+/// called once for each storage, before `take_over`.
 void set_absent_message(c10::StorageImpl& storage, std::string message);
-/// Begins the paging of a storage, which is then absent and armed. Frees its bytes.
+/// Begins the paging of a storage and frees its bytes. The storage is then absent and armed.
 void take_over(Page& page);
 /// Points the storage to its bytes in the gathered unit at `unit_data`.
 void show(Page& page, void* unit_data);

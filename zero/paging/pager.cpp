@@ -76,7 +76,7 @@ Pager::~Pager() {
     evict_all();  // waits for gathers ahead of their use
     while (!free_frames_.empty()) drop_oldest_frame();
     settle_gathers();
-  } catch (const std::exception&) {  // the device has failed, which others report
+  } catch (const std::exception&) {  // the device has failed, which other calls report
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     untag(parameters_[i]);
@@ -114,7 +114,7 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
     try {
       acquire(lock, unit);
     } catch (...) {
-      lock.unlock();  // `pin` takes it to release the units before
+      lock.unlock();  // `pin` takes the lock to release the units that it has pinned before
       throw;
     }
     pin.units_.push_back(unit);
@@ -123,8 +123,8 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
   return pin;
 }
 
-// Takes the trace one operator on: compares it with the plan, and starts the gathers that are due.
-// Returns the operator's position, or Plan::kNever if no plan is followed.
+// Moves one operator ahead in the trace: compares it with the plan, and starts the gathers that are
+// due. Returns the operator's position, or Plan::kNever if no plan is followed.
 size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units) {
   const size_t position = trace_.operators();
   if (position >= kMostOperators) {
@@ -142,7 +142,7 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
   for (size_t i = plan.trace.begin(position); i < plan.trace.begin(position + 1); ++i)
     state(plan.trace.touches()[i]).next_use = plan.next[i];
   if (source_.in_place()) return position;
-  // Another thread may come here while the lock is away, so the cursor moves first.
+  // Another thread may come here while the lock is not held, so the cursor moves first.
   while (next_gather_ < plan.gathers.size() && plan.gathers[next_gather_].start <= position) {
     const auto& gather = plan.gathers[next_gather_++];
     if (gather.use < position || state(gather.unit).presence != Presence::absent) continue;
@@ -154,7 +154,7 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
   return position;
 }
 
-// Names the gathers to come to the source, until it can take no more.
+// Names the next gathers to the source, until it can take no more.
 void Pager::tell_source() {
   const auto& gathers = following_->gathers;
   next_expected_ = std::max(next_expected_, next_gather_);
@@ -162,7 +162,7 @@ void Pager::tell_source() {
     ++next_expected_;
 }
 
-// Finds the first known step that begins as this one has so far.
+// Finds the first known step that begins as the current step has begun.
 bool Pager::choose_plan() {
   following_ = nullptr;
   const auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) {
@@ -172,7 +172,7 @@ bool Pager::choose_plan() {
   return following_ != nullptr;
 }
 
-// Sets the next uses and the first gather to come, as seen before operator `position`.
+// Sets the next use of each unit and the next gather, as seen before operator `position`.
 void Pager::forecast(size_t position) {
   for (auto& unit : units_) unit.next_use = Plan::kNever;
   const auto& trace = following_->trace;
@@ -185,12 +185,12 @@ void Pager::forecast(size_t position) {
   next_expected_ = next_gather_;
 }
 
-// Makes a unit present; it is pinned once this returns.
+// Makes a unit present. The caller pins it when this returns.
 void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
   const auto thread = std::this_thread::get_id();
   changed_.wait(lock, [&] { return !changes_ || changes_ == thread || holds(thread); });
   auto& s = state(unit);
-  while (s.presence != Presence::present) {  // while the lock is away others may change it
+  while (s.presence != Presence::present) {  // without the lock others may change it
     if (s.presence == Presence::absent) {
       start(lock, unit);
     } else if (s.presence == Presence::started) {
@@ -262,7 +262,7 @@ void Pager::complete(std::unique_lock<std::mutex>& lock, int64_t unit) {
   gathered_.notify_all();
 }
 
-// After a failed gather the unit is as absent as before it.
+// Makes a unit absent again after its gather has failed.
 void Pager::give_up(int64_t unit) {
   auto& s = state(unit);
   if (s.frame.tensor().defined() || source_.in_place()) live_ -= layout_.unit(unit).bytes();
@@ -329,7 +329,8 @@ void Pager::evict(int64_t unit) {
   give_frame(s);
 }
 
-// Makes the work that this thread enqueues from now on follow the gather.
+// Makes the current stream wait for the gather, so that work which this thread enqueues from now on
+// runs after it.
 void Pager::order_after_gather(UnitState& state) const {
   const auto stream = current_stream(options_.device);
   if (!stream || std::find(state.users.begin(), state.users.end(), *stream) != state.users.end())
@@ -338,7 +339,7 @@ void Pager::order_after_gather(UnitState& state) const {
   state.users.push_back(*stream);
 }
 
-// Takes the frame that was given back first, whose operators have most likely ended.
+// Takes the frame that was given back first, since its operators have most likely ended.
 StreamMemory Pager::take_frame(int64_t bytes) {
   if (!side_) return StreamMemory(host_pages(bytes, ledger_, options_.category));
   const auto found =
@@ -374,14 +375,14 @@ void Pager::settle_gathers() {
   if (unsettled_.exchange(false)) wait_for(side_, gathers_);
 }
 
-// Evicts every unit that may go, including those on their way.
+// Evicts every unit that may go, including those whose gather is under way.
 void Pager::evict_all() {
   for (int64_t unit = 0; unit < layout_.unit_count(); ++unit) {
     auto& s = state(unit);
     if (s.presence != Presence::started) continue;
     try {
       if (!source_.in_place() && !side_) source_.finish(unit);
-    } catch (const Error&) {  // of a group: its next call throws it; nobody wants the unit
+    } catch (const Error&) {  // the group's next call throws it again
     }
     give_up(unit);
   }
@@ -528,7 +529,7 @@ void Pager::set_prefetch(int64_t bytes) {
   if (bytes != std::exchange(options_.prefetch_bytes, bytes)) make_plans();
 }
 
-// Plans the known steps anew, with the current options.
+// Plans the known steps again, with the current options.
 void Pager::make_plans() {
   following_ = nullptr;
   for (auto& plan : plans_) plan = make(std::move(plan->trace));

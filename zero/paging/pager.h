@@ -60,13 +60,13 @@ class UnitSource {
   /// Blocks until the gather of `unit` is done. Called once for each gather, even if nobody needs
   /// its result any more. On a device it makes the current stream wait for it, not the host.
   virtual void finish(int64_t unit) = 0;
-  /// `unit` will be gathered after those that were named before: a source with a slow tier may
-  /// begin to fetch its part. Returns false if it can take no more now. Called with the pager's
-  /// lock held, so it must not wait for other ranks.
+  /// Says that `unit` will be gathered after the units that were named before. A source with a slow
+  /// tier may then begin to fetch its part. Returns false if it can take no more now. Called with
+  /// the pager's lock held, so it must not wait for other ranks.
   virtual bool expect(int64_t /*unit*/) { return false; }
-  /// An operator is about to use `unit`. Called often, with the pager's lock held.
+  /// Says that an operator is about to use `unit`. Called often, with the pager's lock held.
   virtual void touched(int64_t /*unit*/) {}
-  /// Returns whether full units lie where this rank can read them. Then `view` is called, and
+  /// Returns whether full units lie in memory that this rank can read. Then `view` is called, and
   /// `gather` never.
   virtual bool in_place() const { return false; }
   /// Blocks until the unit is valid. Returns its bytes, which stay where they are as long as the
@@ -77,24 +77,25 @@ class UnitSource {
 struct PagerOptions {
   /// The device on which the parameters lie.
   c10::Device device{c10::kCPU};
-  /// Gathered bytes above which units that no operator uses are released, least recently used
-  /// first. 0 releases a unit as soon as the operator that used it returns. Pinned units may exceed
-  /// it.
+  /// The limit of gathered bytes. Above it, units that no operator uses are released, least
+  /// recently used first. 0 releases a unit as soon as the operator that used it returns. Pinned
+  /// units may exceed the limit.
   int64_t budget_bytes = 0;
   /// Bytes that may be gathered ahead of their use, within the budget.
   int64_t prefetch_bytes = 0;
   Category category = Category::gathered_units;
-  /// Called in the handler of an exception that a touch throws. It may throw another one in its
-  /// place. Null: the exception leaves unchanged.
+  /// Called in the handler of an exception that a touch throws. It may throw another exception
+  /// instead. If it is null, the exception leaves unchanged.
   std::function<void()> rethrow{};
-  /// How long parameters that are about to change wait for other threads that read them.
+  /// The longest time that parameters which are about to change wait for other threads that read
+  /// them.
   std::chrono::milliseconds patience{60000};
 };
 
-/// The counts since construction.
+/// Counts since construction.
 struct PagerCounts {
   int64_t touches = 0;  ///< units pinned by operators
-  int64_t gathers = 0;  ///< units found absent, or gathered ahead
+  int64_t gathers = 0;  ///< units that were absent, or were gathered ahead
   int64_t gathered_bytes = 0;
 };
 
@@ -110,7 +111,7 @@ class Pager {
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
 
-  /// Keeps units present. Move-only.
+  /// Keeps units present while it lives. It can be moved but not copied.
   class Pin {
    public:
     Pin() = default;
@@ -134,8 +135,8 @@ class Pager {
 
   /// Makes `unit` present, gathering it if it is absent, and keeps it so.
   Pin pin(int64_t unit);
-  /// Does the same for the distinct units of one operator. `differentiable`: gradients are on, or
-  /// the operator runs in a backward pass.
+  /// Does the same for the distinct units of one operator. `differentiable` says that gradients are
+  /// on, or that the operator runs in a backward pass.
   Pin touch(std::span<const int64_t> units, bool differentiable);
 
   /// Returns the bytes of a present unit, or null.
@@ -143,8 +144,8 @@ class Pager {
 
   /// Marks a parameter as written through an operator: its unit stays present until `take_dirty`.
   void mark_dirty(const Page& page);
-  /// Returns the parameters written since the last call. Their units are present until `invalidate`
-  /// or eviction after this call.
+  /// Returns the parameters that were written since the last call. After this call their units stay
+  /// present only until `invalidate` or eviction.
   std::vector<int64_t> take_dirty();
   /// Returns the same parameters, which stay marked as written.
   std::vector<int64_t> dirty() const;
@@ -153,13 +154,14 @@ class Pager {
   bool pinned(int64_t unit) const;
   /// Releases every unit that is not pinned. Its memory is kept for the next gathers.
   void release_all();
-  /// After this the work that this thread enqueues may write the source's bytes: on a device it
-  /// runs after all gathers.
+  /// After this call, work that this thread enqueues may write the source's bytes: on a device that
+  /// work runs after all gathers.
   void settle_gathers();
-  /// While it lives, the source's bytes may change, on other ranks too, and other threads that want
-  /// a unit wait. It begins when no unit is pinned: it waits for operators and scopes of other
-  /// threads, which may pin more until they end. It throws Error naming a unit's first parameter if
-  /// one of them has not ended after PagerOptions::patience, or if this thread pins the unit.
+  /// While a Change lives, the source's bytes may change, on other ranks too, and other threads
+  /// that want a unit wait. It begins when no unit is pinned: the constructor waits for operators
+  /// and scopes of other threads, which may pin more units until they end. It throws Error, which
+  /// names a unit's first parameter, if one of them has not ended after PagerOptions::patience, or
+  /// if this thread pins the unit.
   class Change {
    public:
     explicit Change(Pager& pager);
@@ -182,18 +184,19 @@ class Pager {
   /// Returns whether the step under way has followed a plan so far.
   bool following() const { return following_ != nullptr; }
   PagerCounts counts() const;
-  /// Returns the operators of the step under way so far. Takes no lock, so the source may ask.
+  /// Returns how many operators of the current step have run so far. Takes no lock, so the source
+  /// may ask.
   size_t position() const { return position_.load(std::memory_order_relaxed); }
   void set_budget(int64_t bytes);
   /// Sets how many bytes are gathered ahead of their use (PagerOptions::prefetch_bytes). Known
-  /// steps are planned anew.
+  /// steps are planned again.
   void set_prefetch(int64_t bytes);
   int64_t prefetch() const { return options_.prefetch_bytes; }
   int64_t budget() const { return options_.budget_bytes; }
   /// Returns the bytes of present units now.
   int64_t live_bytes() const;
 
-  /// Throws Error naming a parameter whose storage was replaced (set_data, Module::to) since
+  /// Throws Error, which names a parameter whose storage was replaced (set_data, Module::to) since
   /// construction.
   void check_storages() const;
 
@@ -206,10 +209,10 @@ class Pager {
   };
   struct UnitState {
     Presence presence = Presence::absent;
-    c10::SmallVector<std::thread::id, 2> pins;  // the threads that made them
+    c10::SmallVector<std::thread::id, 2> pins;  // the threads that made its pins
     int64_t dirty = 0;
-    StreamMemory frame;                      // used if the source is not in place
-    StreamMark gathered;                     // on a device
+    StreamMemory frame;                      // memory of the unit, if the source is not in place
+    StreamMark gathered;                     // on a device, the end of the gather
     c10::SmallVector<c10::Stream, 2> users;  // the streams that wait for `gathered` already
     void* data = nullptr;                    // while present
     size_t next_use = Plan::kNever;          // by the plan that the step follows
@@ -255,21 +258,21 @@ class Pager {
   std::optional<std::thread::id> changes_;  // the thread that has a Change
   std::optional<c10::Stream> side_;         // the stream of gathers; none on the CPU
   std::vector<UnitState> units_;
-  std::deque<StreamMemory> free_frames_;  // a device's, the oldest first
+  std::deque<StreamMemory> free_frames_;  // frames of a device, the oldest first
   int64_t free_bytes_ = 0;                // bytes of `free_frames_`
-  std::atomic<bool> unsettled_ = false;   // whether there were gathers since `settle_gathers`
+  std::atomic<bool> unsettled_ = false;   // there were gathers since `settle_gathers`
   StreamMark gathers_;                    // marks the gathers when the side stream is waited for
   std::list<int64_t> recency_;            // least recently used first
   std::vector<int64_t> dirty_;
   int64_t live_ = 0;  // bytes of present and gathering units
   bool in_step_ = false;
   Trace trace_;                               // the trace of the step under way
-  std::atomic<size_t> position_ = 0;          // its operators
+  std::atomic<size_t> position_ = 0;          // the number of its operators so far
   std::vector<std::unique_ptr<Plan>> plans_;  // the known steps' plans, the last one first
   const Plan* following_ = nullptr;           // one of `plans_`
-  size_t next_gather_ = 0;                    // into following_->gathers
-  size_t next_expected_ = 0;                  // the same for the first gather that the source does
-                                              // not know
+  size_t next_gather_ = 0;                    // index into following_->gathers
+  size_t next_expected_ = 0;                  // index of the first gather that the source
+                                              // does not know
   PagerCounts counts_;
 };
 

@@ -8,8 +8,8 @@ namespace zero::paging {
 
 namespace {
 
-// A unit between two of its uses. It takes room at the instants [first, last]; instant 2p is
-// operator p, instant 2p + 1 the gap after it.
+// The time between two uses of a unit. It takes room at the instants [first, last]. Instant 2p is
+// operator p, and instant 2p + 1 the gap after it.
 struct Interval {
   size_t touch = 0;
   size_t first = 0;
@@ -44,12 +44,12 @@ class Choice {
 
   const std::vector<uint8_t>& kept() const { return best_; }
   const std::vector<Interval>& intervals() const { return intervals_; }
-  /// Bytes of the intervals not kept, and the least that any choice gives up.
+  /// Return the bytes of the intervals that are not kept, and the least that any choice gives up.
   int64_t given_up() const { return given_up_; }
   int64_t bound() const { return bound_; }
 
  private:
-  // The intervals that take room, ordered by where they end.
+  // The intervals that take room, in the order of their ends.
   using Active = std::set<std::pair<size_t, size_t>>;  // (last, index)
 
   int64_t given_up(const std::vector<uint8_t>& keep) const {
@@ -186,8 +186,8 @@ class Choice {
   }
 
   // Searches depth-first from instant `t` with `active` kept. At every shortage it branches over
-  // the intervals to give up, the farthest first, and it leaves a branch whose bound is no better
-  // than the best choice.
+  // the intervals that may be given up, the farthest first. It leaves a branch whose bound is no
+  // better than the best choice so far.
   void search(size_t t, std::vector<size_t> active, int64_t lost) {
     for (; t < capacity_.size(); ++t) {
       std::erase_if(active, [&](size_t i) { return intervals_[i].last < t; });
@@ -207,7 +207,7 @@ class Choice {
     for (const size_t i : dropped_) best_[i] = 0;
   }
 
-  // Gives up `short_of` bytes of `active`; the intervals before `from` stay.
+  // Gives up `short_of` bytes of `active`. The intervals before `from` stay.
   void shortage(size_t t, const std::vector<size_t>& active, size_t from, int64_t short_of,
                 int64_t lost) {
     for (size_t c = from; c < active.size(); ++c) {
@@ -222,7 +222,7 @@ class Choice {
       } else {
         const int64_t limit = given_up_ - lost - bytes;
         if (rest.empty() || fraction_given_up(t, rest, limit) < limit) {
-          // All that starts at this instant is in `rest` already.
+          // All intervals that start at this instant are in `rest` already.
           search_after(t, std::move(rest), lost + bytes);
         }
       }
@@ -258,7 +258,7 @@ void prefetch(Plan& plan, std::vector<int64_t> left, std::span<const int64_t> un
       if (left[2 * before] < bytes || left[2 * before + 1] < bytes ||
           ahead[before] + bytes > window)
         break;
-      // The unit may be in use there, or kept only until then.
+      // The unit may be in use at that operator, or may be kept only until then.
       if (std::ranges::find(plan.trace.units(before), gather.unit) !=
           plan.trace.units(before).end())
         break;

@@ -36,7 +36,7 @@ struct PlanOptions {
   int64_t budget_bytes = 0;
   /// Bytes that may be gathered ahead of their use; 0 gathers on demand.
   int64_t prefetch_bytes = 0;
-  /// The limit of the search for unequal units: the number of touches that it looks at.
+  /// The limit of the search for units of unequal size: the number of touches that it looks at.
   int64_t effort = 4'000'000;
 };
 
@@ -46,10 +46,10 @@ struct Plan {
   Trace trace;
   /// Tells, by touch, whether the unit stays present until the next operator that touches it.
   std::vector<uint8_t> keep;
-  /// The next operator that touches the unit, by touch; kNever if there is none.
+  /// For each touch, the next operator that touches the unit; kNever if there is none.
   std::vector<size_t> next;
-  /// Gathers in order: `unit`, needed by operator `use`, may start right before operator `start`
-  /// runs (start <= use).
+  /// The gathers in order. `unit` is needed by operator `use`; its gather may start right before
+  /// operator `start` runs (start <= use).
   struct Gather {
     int64_t unit = 0;
     size_t start = 0;
@@ -61,7 +61,8 @@ struct Plan {
   int64_t bound_bytes = 0;
 };
 
-/// Plans `trace` for units of `unit_bytes` (by unit). Nothing is present before the first operator.
+/// Plans `trace` for units of `unit_bytes` bytes (by unit). No unit is present before the first
+/// operator.
 Plan make_plan(Trace trace, std::span<const int64_t> unit_bytes, const PlanOptions& options);
 
 }  // namespace zero::paging

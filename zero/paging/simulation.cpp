@@ -17,12 +17,14 @@ size_t index(Resource resource) { return static_cast<size_t>(resource); }
 
 double seconds_of(double amount, double speed) { return speed > 0 ? amount / speed : 0; }
 
-// The tasks in the order in which they are handed out; each resource does its tasks in that order.
+// Holds the tasks in the order in which they are handed out. Each resource does its tasks in that
+// order.
 class Machine {
  public:
   explicit Machine(const Speeds& speeds) : speeds_(speeds) { last_.fill(kNone); }
 
-  // Adds a task after those of `needs` (kNone: nothing) and after the last one of its resource.
+  // Adds a task that begins after the tasks in `needs` (kNone stands for nothing) and after the
+  // last task of its resource.
   size_t add(SimulatedTask task, double seconds, std::initializer_list<size_t> needs) {
     const auto wait = [&](size_t other) {
       if (other == kNone || tasks_[other].end < task.begin ||
@@ -39,7 +41,8 @@ class Machine {
     return last_[index(task.resource)] = tasks_.size() - 1;
   }
 
-  // Adds a task that moves bytes after `need`. If there are no bytes, returns `need`.
+  // Adds a task that moves bytes after `need`, and returns it. If there are no bytes, returns
+  // `need`.
   size_t move(Resource resource, Work work, int64_t unit, int64_t bytes, size_t need,
               size_t also = kNone) {
     if (bytes == 0) return later(need, also);
@@ -143,7 +146,7 @@ class Run {
     }
   }
 
-  // Reads the slices of gathers before `end`.
+  // Reads the slices of the gathers before number `end`.
   void read_up_to(size_t end) {
     for (; next_read_ < end; ++next_read_) {
       const int64_t unit = plan_.gathers[next_read_].unit;
@@ -174,7 +177,7 @@ class Run {
                                        computed_, gradients_);
       gradients_ = machine_.later(gradients_, sum);
     }
-    const size_t begun = machine_.later(gradients_, computed_);  // the norm is known
+    const size_t begun = machine_.later(gradients_, computed_);  // then the norm is known
     std::vector<int64_t> units;
     for (int64_t u = 0; u < static_cast<int64_t>(schedule_.units.size()); ++u) {
       if (costs(u).trainable) units.push_back(u);
@@ -215,7 +218,7 @@ class Run {
         chain = task.waited_for;
       }
     };
-    double idle = 0;  // since when
+    double idle = 0;  // begin of the gap
     size_t last = kNone;
     for (size_t t = 0; t < step.tasks.size(); ++t) {
       const auto& task = step.tasks[t];
@@ -251,16 +254,16 @@ class Run {
   const StepSchedule& schedule_;
   Plan plan_;
   Machine machine_;
-  std::vector<size_t> arrived_;   // by unit: its last gather
+  std::vector<size_t> arrived_;   // the last gather of each unit
   std::vector<uint8_t> reduced_;  // by unit, in this step
-  std::vector<size_t> read_;      // by gather
+  std::vector<size_t> read_;      // the read of each gather
   size_t next_ = 0;               // index into the plan's gathers
-  size_t next_read_ = 0;          // the same, of the next one to be read
+  size_t next_read_ = 0;          // index of the next gather whose slice is read
   int64_t ahead_bytes_ = 0;       // bytes that were read and not gathered yet
   size_t computed_ = kNone;       // the last operator
   size_t under_way_ = kNone;      // the last reduction
-  size_t stalled_ = kNone;        // the one before it, whose bucket the next operators fill
-  size_t gradients_ = kNone;      // the task that brings the last gradient
+  size_t stalled_ = kNone;    // the reduction before that one; the next operators fill its bucket
+  size_t gradients_ = kNone;  // the task that brings the last gradient
 };
 
 }  // namespace
@@ -309,7 +312,8 @@ PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds, doub
   auto sizes = schedule.unit_bytes();
   std::ranges::sort(sizes);
   if (!sizes.empty()) {
-    // Takes one unit more each time, then half as many again: a single unit matters less and less.
+    // Each distance has one unit more than the one before, and later half as many more, since a
+    // single unit matters less and less.
     for (const int64_t size : {sizes[sizes.size() / 2], sizes.back()}) {
       for (int64_t units = 1; size > 0 && units * size < most;
            units += std::max<int64_t>(1, units / 2))

@@ -1,6 +1,6 @@
-// The timeline of a step, simulated: when its operators, gathers, reductions and updates run at
-// given speeds, and which of their time is not hidden behind computing. From that follows how far
-// ahead units should be gathered. It works on numbers alone: no tensors, no clocks.
+// Simulates the timeline of a step: when its operators, gathers, reductions and updates run at
+// given speeds, and how much of their time is not hidden behind computing. This tells how far ahead
+// units should be gathered. The simulation uses numbers alone: no tensors, no clocks.
 //
 // Note [Simulated timeline]
 // A recorded step (StepSchedule) says which units its operators use, how much they compute, and
@@ -51,7 +51,7 @@
 
 namespace zero::paging {
 
-/// The speeds of the resources in units a second. 0: their work takes no time.
+/// The speeds of the resources, in units a second. At 0 the work of a resource takes no time.
 struct Speeds {
   double compute = 0;  ///< FLOPs
   double link = 0;     ///< bytes that a rank (between hosts: a host) sends
@@ -84,7 +84,7 @@ struct UnitCosts {
   int64_t reduce_down = 0;       ///< bytes of the sum to the host, for a step's first reduction
   int64_t reduce_down_next = 0;  ///< the same for each further reduction
   int64_t reduce_write = 0;      ///< bytes of the sum to the disk, for each reduction
-  int64_t reduce_read = 0;       ///< bytes of the sum from the disk, for each further one
+  int64_t reduce_read = 0;       ///< bytes of the sum from the disk, for each further reduction
   int64_t reduce_at_end = 0;     ///< bytes over the link, when all passes have ended
   int64_t update_read = 0;       ///< bytes of states from the disk
   int64_t update_down = 0;       ///< bytes of parameters to the host, before the update
@@ -97,7 +97,7 @@ struct UnitCosts {
   bool operator==(const UnitCosts&) const = default;
 };
 
-/// When gradients are reduced.
+/// Says when gradients are reduced.
 enum class ReducesIn : uint8_t {
   every_pass,  ///< stages 2 and 3, from buckets
   last_pass,   ///< stages 0 and 1 between hosts and on a device, from arrays that stay
@@ -113,8 +113,8 @@ struct StepSchedule {
     bool operator==(const Reduction&) const = default;
   };
   Trace trace{};
-  /// The FLOPs of each operator of the trace, with those of the operators that follow, up to the
-  /// next one of the trace.
+  /// The FLOPs of each operator of the trace. They include those of the operators outside the trace
+  /// that follow it.
   std::vector<double> flops{};
   /// Tells, by operator, whether it runs in a backward pass.
   std::vector<uint8_t> backward{};
@@ -155,7 +155,8 @@ struct SimulatedStep {
   std::array<double, kResources> busy{};
   /// Note [Exposed time]; 0 for `compute`. seconds == busy[compute] + the sum of `exposed`.
   std::array<double, kResources> exposed{};
-  /// The bytes that the resource moves; for `compute` and `host` those that updates pass over.
+  /// The bytes that the resource moves; for `compute` and `host`, the bytes that updates pass
+  /// over.
   std::array<int64_t, kResources> bytes{};
   /// The most bytes of gathered units.
   int64_t live_bytes = 0;

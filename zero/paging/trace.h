@@ -1,4 +1,4 @@
-// The trace: which units the operators of a step pin, in order.
+// The trace: the units that the operators of a step pin, in order.
 #pragma once
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 
 namespace zero::partition {
 
-Placement placement_of_stage(int stage) {
+Sharding sharding_of_stage(int stage) {
   if (stage < 0 || stage > 3) {
     throw ConfigError(
         fmt::format("zero_optimization.stage is {}; it must be 0, 1, 2 or 3.", stage));
@@ -17,55 +17,54 @@ Placement placement_of_stage(int stage) {
   return {.parameters = stage >= 3, .gradients = stage >= 2, .optimizer = stage >= 1};
 }
 
-Range owned_range(const Layout& layout, int64_t unit, Placement placement, int rank) {
-  if (placement.optimizer) return layout.slice(unit, rank);
+Range owned_range(const Layout& layout, int64_t unit, Sharding sharding, int rank) {
+  if (sharding.optimizer) return layout.slice(unit, rank);
   return {0, layout.unit(unit).numel};
 }
 
-StateMemory state_memory(Placement placement, double parameters, double world_size,
+StateMemory state_memory(Sharding sharding, double parameters, double world_size,
                          StateBytes bytes) {
   const auto held = [&](bool sharded, int64_t width) {
     return static_cast<double>(width) * parameters / (sharded ? world_size : 1);
   };
-  return {held(placement.parameters, bytes.parameter), held(placement.gradients, bytes.gradient),
-          held(placement.optimizer, bytes.optimizer) +
-              held(placement.optimizer, bytes.scales) / kAlignment};
+  return {held(sharding.parameters, bytes.parameter), held(sharding.gradients, bytes.gradient),
+          held(sharding.optimizer, bytes.optimizer) +
+              held(sharding.optimizer, bytes.scales) / kAlignment};
 }
 
-LayoutMemory unit_memory(const Layout& layout, int64_t unit, Placement placement,
-                         StateBytes bytes) {
+LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, StateBytes bytes) {
   const auto& u = layout.unit(unit);
   const auto held = [&](bool sharded, int64_t width) {
     return width * (sharded ? layout.slice_numel(unit) : u.numel);
   };
-  LayoutMemory memory{held(placement.parameters, bytes.parameter),
-                      held(placement.gradients, bytes.gradient),
-                      held(placement.optimizer, bytes.optimizer) +
-                          held(placement.optimizer, bytes.scales) / kAlignment,
+  LayoutMemory memory{held(sharding.parameters, bytes.parameter),
+                      held(sharding.gradients, bytes.gradient),
+                      held(sharding.optimizer, bytes.optimizer) +
+                          held(sharding.optimizer, bytes.scales) / kAlignment,
                       0};
-  // A slice's share of the content is not a whole number on every rank; padding is counted against
-  // content / N, rounded down.
+  // A slice's share of the content is not the same whole number on every rank. So padding is
+  // counted against content / N, rounded down.
   const auto content = [&](bool sharded, int64_t width) {
     return width * u.content / (sharded ? layout.world_size() : 1);
   };
   memory.padding =
-      memory.total() - content(placement.parameters, bytes.parameter) -
-      content(placement.gradients, bytes.gradient) -
-      content(placement.optimizer, bytes.optimizer * kAlignment + bytes.scales) / kAlignment;
+      memory.total() - content(sharding.parameters, bytes.parameter) -
+      content(sharding.gradients, bytes.gradient) -
+      content(sharding.optimizer, bytes.optimizer * kAlignment + bytes.scales) / kAlignment;
   return memory;
 }
 
-double largest_model(Placement placement, double device_bytes, double world_size,
+double largest_model(Sharding sharding, double device_bytes, double world_size,
                      double model_parallel, StateBytes bytes) {
-  return device_bytes / state_memory(placement, 1, world_size, bytes).total() * model_parallel;
+  return device_bytes / state_memory(sharding, 1, world_size, bytes).total() * model_parallel;
 }
 
-StepTraffic step_traffic(Placement placement, double parameters, double world_size,
+StepTraffic step_traffic(Sharding sharding, double parameters, double world_size,
                          int64_t micro_batches) {
   const double once = parameters * (world_size - 1) / world_size;
   const auto k = static_cast<double>(micro_batches);
-  return {.reduce = once * (placement.gradients ? k : 1),
-          .gather = once * (placement.parameters ? 2 * k : 1)};
+  return {.reduce = once * (sharding.gradients ? k : 1),
+          .gather = once * (sharding.parameters ? 2 * k : 1)};
 }
 
 int64_t share_sent(int64_t bytes, int64_t world_size) {
@@ -74,8 +73,8 @@ int64_t share_sent(int64_t bytes, int64_t world_size) {
 
 int64_t Wire::bytes(int64_t numel) const {
   const auto part = [&](int64_t elements) { return (numel + elements - 1) / elements; };
-  // A message has a base for each 128 elements, codes of 4 bits, the other bits of each element,
-  // and room for every 64th exponent.
+  // A message has a base for each 128 elements, a code of 4 bits for each element, the other bits
+  // of each element, and room for every 64th exponent.
   if (packed) return part(128) + part(2) + numel * (bits - 8) / 8 + part(64);
   constexpr int64_t kScaleBytes = 4;
   const int64_t scales = block == 0 ? 0 : (numel + block - 1) / block * kScaleBytes;
@@ -119,7 +118,7 @@ int64_t broadcast_link_bytes(const Cluster& cluster, int64_t numel, const Wire& 
 }
 
 LinkTraffic link_traffic(const Cluster& cluster, int64_t numel, const LinkPlan& plan) {
-  const auto& sharded = plan.placement;
+  const auto& sharded = plan.sharding;
   const bool every_micro_batch = (sharded.gradients || plan.hybrid) && !plan.deferred;
   const int64_t sums = every_micro_batch ? plan.micro_batches : 1;
   LinkTraffic traffic;
@@ -133,8 +132,8 @@ LinkTraffic link_traffic(const Cluster& cluster, int64_t numel, const LinkPlan& 
   return traffic;
 }
 
-HostTraffic offload_traffic(double parameters, int64_t micro_batches, bool accumulated_on_device,
-                            StateBytes bytes) {
+OffloadTraffic offload_traffic(double parameters, int64_t micro_batches, bool accumulated_on_device,
+                               StateBytes bytes) {
   const auto times = static_cast<double>(accumulated_on_device ? 1 : micro_batches);
   return {.down = static_cast<double>(bytes.gradient) * parameters * times,
           .up = static_cast<double>(bytes.parameter) * parameters};

@@ -11,29 +11,29 @@
 
 namespace zero::partition {
 
-/// The choice of the model states that are sharded over the ranks. A stage is this table and
-/// nothing else.
-struct Placement {
+/// Says which model states are sharded over the ranks. A stage is one of these tables and nothing
+/// else.
+struct Sharding {
   bool parameters = false;  ///< sharded from stage 3
   bool gradients = false;   ///< sharded from stage 2
   bool optimizer = false;   ///< sharded from stage 1
 };
 
-/// Returns the placement of ZeRO stage 0, 1, 2 or 3. Throws ConfigError for another.
-Placement placement_of_stage(int stage);
+/// Returns the sharding of ZeRO stage 0, 1, 2 or 3. Throws ConfigError for another.
+Sharding sharding_of_stage(int stage);
 
 /// Returns the elements of `unit` that `rank` updates: all of them if optimizer states are
 /// replicated, and its slice if they are sharded.
-Range owned_range(const Layout& layout, int64_t unit, Placement placement, int rank);
+Range owned_range(const Layout& layout, int64_t unit, Sharding sharding, int rank);
 
-/// Bytes per parameter of each state. Mixed precision with Adam: 2, 2 and 12 (fp32 master, m, v);
-/// fp32: 4, 4 and 8, since the parameter is its own master.
+/// Bytes of each state per parameter. They are 2, 2 and 12 (fp32 master, m, v) in mixed precision
+/// with Adam, and 4, 4 and 8 in fp32, where the parameter is its own master.
 struct StateBytes {
   int64_t parameter = 2;
   int64_t gradient = 2;
   int64_t optimizer = 12;
-  /// Bytes for each kAlignment elements of the optimizer's states, besides `optimizer`: scales of
-  /// 8-bit states.
+  /// Bytes besides `optimizer` for each kAlignment elements of the optimizer's states: the scales
+  /// of 8-bit states.
   int64_t scales = 0;
 };
 
@@ -45,27 +45,27 @@ struct StateMemory {
   double total() const { return parameters + gradients + optimizer; }
 };
 
-/// Returns the memory of section 5, Figure 1 and Table 1: stage 0 (2+2+K) Psi; 1 (2+2) Psi + K
-/// Psi/N; 2 2 Psi + (2+K) Psi/N; 3 (2+2+K) Psi/N.
-StateMemory state_memory(Placement placement, double parameters, double world_size,
+/// Returns the memory of section 5, Figure 1 and Table 1. Stage 0: (2+2+K) Psi; stage 1: (2+2) Psi
+/// + K Psi/N; stage 2: 2 Psi + (2+K) Psi/N; stage 3: (2+2+K) Psi/N.
+StateMemory state_memory(Sharding sharding, double parameters, double world_size,
                          StateBytes bytes = {});
 
-/// Bytes of one unit, or of units added up, over a layout: whole bytes, with padding.
+/// Bytes of one unit, or of several units together, in a layout: whole bytes, with padding.
 struct LayoutMemory {
   int64_t parameters = 0;
   int64_t gradients = 0;
   int64_t optimizer = 0;
-  int64_t padding = 0;  ///< bytes of the above that are padding
+  int64_t padding = 0;  ///< bytes among the above that are padding
   int64_t total() const { return parameters + gradients + optimizer; }
 };
 
-/// Returns the bytes of one unit's states; `bytes` has those of an element, and zero for states
+/// Returns the bytes of one unit's states. `bytes` has the bytes of an element, and zero for states
 /// that the unit does not have.
-LayoutMemory unit_memory(const Layout& layout, int64_t unit, Placement placement, StateBytes bytes);
+LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, StateBytes bytes);
 
 /// Table 2: returns the largest model, in parameters, whose states fit into `device_bytes` on each
 /// of `world_size` data-parallel ranks, times `model_parallel` (section 10.1 multiplies).
-double largest_model(Placement placement, double device_bytes, double world_size,
+double largest_model(Sharding sharding, double device_bytes, double world_size,
                      double model_parallel = 1, StateBytes bytes = {});
 
 /// Elements that one rank sends per step, section 7, with k micro-batches accumulated. Each is a
@@ -76,13 +76,13 @@ struct StepTraffic {
   double total() const { return reduce + gather; }
 };
 
-/// Stages 0 and 1: Psi + Psi, at the accumulation boundary. Stage 2: k Psi + Psi. Stage 3, when
-/// every unit is gathered once for forward and once for backward: k Psi + 2k Psi. All times
-/// (N-1)/N.
-StepTraffic step_traffic(Placement placement, double parameters, double world_size,
+/// Returns the traffic of a step. Stages 0 and 1: Psi + Psi, at the accumulation boundary. Stage 2:
+/// k Psi + Psi. Stage 3, where every unit is gathered once for forward and once for backward: k Psi
+/// + 2k Psi. All are multiplied by (N-1)/N.
+StepTraffic step_traffic(Sharding sharding, double parameters, double world_size,
                          int64_t micro_batches = 1);
 
-/// Returns the bytes that one rank sends when all of `bytes` (a full buffer) is gathered or
+/// Returns the bytes that one rank sends when a full buffer of `bytes` is gathered or
 /// reduce-scattered over N ranks: (N-1)/N of it.
 int64_t share_sent(int64_t bytes, int64_t world_size);
 
@@ -100,7 +100,7 @@ struct Cluster {
   int64_t ranks() const { return hosts * ranks_a_host; }
 };
 
-/// The bits that an element takes on its way.
+/// The format of an element when it is sent.
 struct Wire {
   int64_t bits = 16;
   int64_t block = 0;  ///< elements that share a scale of 4 bytes; 0: there is none
@@ -114,36 +114,38 @@ struct Wire {
 inline constexpr Wire kWireFp32{32};
 inline constexpr Wire kWireBf16{16};
 
-/// Returns how sums of a host's ranks leave it, if the ranks' own elements are `elements`. Numbers
-/// of 16 bits add up in fp32 and leave unrounded if there is something to add (R > 1); at R = 2
-/// that is as much as all raw elements were. Quantised elements are added up first and leave
-/// quantised.
+/// Returns the format in which sums of a host's ranks leave it, if the ranks' own elements have the
+/// format `elements`. Numbers of 16 bits are added up in fp32 and leave unrounded if there is
+/// something to add (R > 1); at R = 2 that is as much as all raw elements were. Quantised elements
+/// are added up first and leave quantised.
 Wire partial_wire(const Cluster& cluster, const Wire& elements);
 
-/// All-gather of a whole array of `numel` elements (a multiple of N): each rank sends its slice to
-/// H-1 hosts, (H-1)/H of the array in all. With `wire` quantised this is qwZ of ZeRO++
-/// (2306.10209), section 3.1.
+/// Returns the bytes of an all-gather of a whole array of `numel` elements (a multiple of N). Each
+/// rank sends its slice to H-1 hosts, which is (H-1)/H of the array in all. With `wire` quantised
+/// this is qwZ of ZeRO++ (2306.10209), section 3.1.
 int64_t all_gather_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
 
-/// Reduce-scatter: sums of the host's ranks for the slices of the H-1 others, (H-1)/H of the array,
-/// in the wire of `partial_wire`. With `elements` quantised this is qgZ of ZeRO++, section 3.3: one
-/// quantisation between hosts, none inside.
+/// Returns the bytes of a reduce-scatter: sums of the host's ranks for the slices of the H-1 other
+/// hosts, (H-1)/H of the array, in the format of `partial_wire`. With `elements` quantised this is
+/// qgZ of ZeRO++, section 3.3: elements are quantised once between hosts, and not inside.
 int64_t reduce_scatter_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements);
 
-/// All-reduce: a reduce-scatter, and an all-gather of the sums in the elements' own wire.
+/// Returns the bytes of an all-reduce: a reduce-scatter, and an all-gather of the sums in the
+/// elements' own format.
 int64_t all_reduce_link_bytes(const Cluster& cluster, int64_t numel, const Wire& elements);
 
-/// Each of N ranks has an array of `numel` elements and sends (H-1)/H of it in an all-to-all.
+/// Returns the bytes of an all-to-all: each of N ranks has an array of `numel` elements and sends
+/// (H-1)/H of it.
 int64_t all_to_all_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
 
-/// Broadcast along a chain of hosts: each host except the last sends the whole array on, by the one
-/// rank that is at the root's place. Returns the bytes of a host that is not the last.
+/// Returns the bytes of a broadcast along a chain of hosts, for a host that is not the last. Each
+/// host except the last sends the whole array on, by the rank that has the root's place.
 int64_t broadcast_link_bytes(const Cluster& cluster, int64_t numel, const Wire& wire);
 
 /// How a step uses the links.
 struct LinkPlan {
-  Placement placement{};
-  /// States are sharded inside a host only, and the hosts are replicas of each other: PyTorch's
+  Sharding sharding{};
+  /// States are sharded only inside a host, and the hosts are replicas of each other: PyTorch's
   /// HSDP, MiCS (2205.00119). Nothing is gathered between hosts.
   bool hybrid = false;
   /// Parameters that a host has gathered stay there until the update: hpZ (ZeRO++, section 3.2).
@@ -174,7 +176,7 @@ LinkTraffic link_traffic(const Cluster& cluster, int64_t numel, const LinkPlan& 
 // --- Device, host and disk ---
 
 /// Bytes that one device and its host exchange in a step.
-struct HostTraffic {
+struct OffloadTraffic {
   double down = 0;  ///< gradients to the host
   double up = 0;    ///< parameters to the device
   double total() const { return down + up; }
@@ -182,10 +184,11 @@ struct HostTraffic {
 
 /// ZeRO-Offload, section 3.3: with the optimizer on the host and M parameters, gradients of 2 M
 /// bytes go down and parameters of 2 M bytes come back. That is 4 M, the least of all ways that
-/// keep fp32 states off the device. `parameters` are those that this rank updates. With k
-/// micro-batches the gradients of each go down, 2 k M, unless they are accumulated on the device.
-HostTraffic offload_traffic(double parameters, int64_t micro_batches = 1,
-                            bool accumulated_on_device = false, StateBytes bytes = {});
+/// keep fp32 states off the device. `parameters` is the number of parameters that this rank
+/// updates. With k micro-batches the gradients of each one go down, 2 k M, unless they are
+/// accumulated on the device.
+OffloadTraffic offload_traffic(double parameters, int64_t micro_batches = 1,
+                               bool accumulated_on_device = false, StateBytes bytes = {});
 
 /// ZeRO-Offload, table 4: returns the bytes that an update of Adam reads and writes. It reads and
 /// writes fp32 master weights and moments (24 a parameter), reads the gradient, and writes the
@@ -215,7 +218,8 @@ double transformer_parameters(const Transformer& model);
 /// and a gradient in fp32 for the update.
 double transformer_state_bytes(const Transformer& model);
 
-/// ZeRO-Infinity, section 3: 2 bsz seq hd nl / ci bytes for the inputs of every ci-th block.
+/// ZeRO-Infinity, section 3: returns 2 bsz seq hd nl / ci bytes, for the inputs of every ci-th
+/// block.
 double activation_checkpoint_bytes(const Transformer& model);
 
 /// ZeRO-Infinity, section 3, AWM: returns bsz seq ci (16 hd + 2 attn_heads seq) bytes, for the
@@ -242,7 +246,8 @@ double efficiency(double intensity, double bandwidth, double peak);
 /// Returns the bandwidth at which `efficiency` is reached: the same formula, solved for bw.
 double bandwidth_needed(double efficiency, double intensity, double peak);
 
-/// ZeRO-Infinity, section 4.2: returns the operations a byte of parameters and gradients, seq bsz.
+/// ZeRO-Infinity, section 4.2: returns the operations per byte of parameters and gradients: seq
+/// bsz.
 double parameter_intensity(const Transformer& model);
 /// Returns the same for optimizer states: seq bsz / 4.
 double optimizer_intensity(const Transformer& model);

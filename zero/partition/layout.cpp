@@ -24,7 +24,7 @@ Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_b
   if (unit_bytes < 1) {
     throw ConfigError(fmt::format("The unit size is {} bytes; it must be at least 1.", unit_bytes));
   }
-  std::map<int64_t, int64_t> open;  // kind -> its open unit
+  std::map<int64_t, int64_t> open;  // the open unit of each kind
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
     const int64_t footprint = at::round_up(parameter.numel, kAlignment);

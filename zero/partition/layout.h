@@ -1,5 +1,5 @@
-// The layout: the places of the parameters' bytes. It has only integers; everything else in libzero
-// uses them.
+// The layout: the places of the parameters' bytes, as integers alone. Everything else in libzero
+// uses it.
 //
 // Note [Units]
 // Parameters are laid out in registration order into units: flat arrays of up to `unit_bytes` that
@@ -40,7 +40,8 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// Returns the elements that are in both ranges; an empty range (begin == end) if there are none.
+/// Returns the elements that are in both ranges, or an empty range (begin == end) if there are
+/// none.
 Range intersect(Range a, Range b);
 
 /// The place of a parameter in its unit.
@@ -55,7 +56,7 @@ struct Unit {
   int64_t kind = 0;
   int64_t element_bytes = 4;
   std::vector<Segment> segments;
-  int64_t content = 0;  ///< elements of parameters, without padding
+  int64_t content = 0;  ///< elements of its parameters, without padding
   int64_t numel = 0;    ///< elements with padding: a multiple of N x replicas x kAlignment
   int64_t bytes() const { return numel * element_bytes; }
 };
@@ -81,7 +82,7 @@ class Layout {
   /// Returns the slice of `unit` that `rank` owns.
   Range slice(int64_t unit, int rank) const;
 
-  /// Return the elements of all parameters (Psi), and of all units with padding.
+  /// Return the number of elements of all parameters (Psi), and of all units with their padding.
   int64_t content() const;
   int64_t numel() const;
 

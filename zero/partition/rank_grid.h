@@ -1,4 +1,4 @@
-// The ranks of a job as numbers: costs need hosts and blocks, but no group.
+// The ranks of a job as numbers alone: costs need hosts and blocks, but no group that communicates.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace zero::partition {
 /// is one block. `shards` divides the number of ranks. It divides the ranks of a host or is a
 /// multiple of them.
 ///
-/// Every function is exact for any number of ranks and talks to nobody.
+/// Every function is exact for any number of ranks and communicates with no other rank.
 struct RankGrid {
   int64_t hosts = 1;
   int64_t ranks_a_host = 1;

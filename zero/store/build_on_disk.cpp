@@ -24,10 +24,11 @@ namespace zero {
 
 namespace {
 
-// Blocks that stay in memory: the one that is being filled, and the one that is being written.
+// The number of blocks that stay in memory: one that is being filled, and one that is being
+// written.
 constexpr size_t kRecent = 2;
 
-// Blocks mapped from a file without a name.
+// Gives blocks that are mapped from a file without a name.
 class MappedFile final : public BlockSource {
  public:
   explicit MappedFile(const std::string& folder);
@@ -54,7 +55,7 @@ class MappedFile final : public BlockSource {
   off_t end_ = 0;
   std::map<void*, Block> blocks_;
   std::deque<void*> recent_;
-  int lost_ = 0;  // the errno of a page that could not be written; the system tells it once
+  int lost_ = 0;  // errno of a page that could not be written; the system reports it once
 };
 
 MappedFile::MappedFile(const std::string& folder) : folder_(folder) {
@@ -77,7 +78,7 @@ void* MappedFile::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
   refuse_if_lost();
   const size_t whole = at::round_up(bytes, MemoryMapping::kPage);
-  // So that a full disk is told here and not by a bus error later.
+  // Space is reserved so that a full disk is reported here, and not by a bus error later.
   store::reserve(file_, end_, static_cast<int64_t>(whole), "the model that is built in " + folder_,
                  store::Use::mapped);
   MemoryMapping mapping({.bytes = whole, .file = file_, .file_offset = end_, .shared = true});
@@ -98,19 +99,20 @@ void* MappedFile::take(size_t bytes) {
   return data;
 }
 
-// The block leaves memory, but not its place: it comes back when it is touched.
+// Takes the block out of memory. It keeps its place in the file, and comes back when it is touched.
 void MappedFile::write_out(void* data) {
   const auto block = blocks_.find(data);
   if (block == blocks_.end()) return;  // freed meanwhile
   if (!write_back(block->second)) return;
   const auto& [offset, mapping] = block->second;
-  // Advice: where it is refused the system takes the pages when it needs them.
+  // This is advice. If the system refuses it, it takes the pages when it needs them.
   mapping.discard(0, mapping.bytes());
   posix_fadvise(file_, offset, static_cast<off_t>(mapping.bytes()), POSIX_FADV_DONTNEED);
 }
 
-// A page that cannot be written is dropped by the system all the same, which reads something else
-// in its place later, and tells so once, here, whoever had it written. So it is remembered.
+// If a page cannot be written, the system drops it all the same and later reads something else in
+// its place. It reports this once, to whoever has asked for the write, so the error is remembered
+// here.
 bool MappedFile::write_back(const Block& block) {
   int result = sync_file_range(
       file_, block.offset, static_cast<off_t>(block.mapping.bytes()),
@@ -139,7 +141,7 @@ void MappedFile::check(void* data) {
 }
 
 void MappedFile::give(void* data) noexcept {
-  if (!owner_.here()) return;  // the file is the parent's too
+  if (!owner_.here()) return;  // the file belongs to the parent process too
   const std::lock_guard lock(mutex_);
   const auto block = blocks_.find(data);
   const auto offset = block->second.offset;

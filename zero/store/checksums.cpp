@@ -8,7 +8,7 @@ namespace zero::store {
 
 namespace {
 
-// 0 stands for a page that was never recorded.
+// Returns the checksum of a page. It is never 0, which means that a page was not recorded.
 uint32_t checksum(const std::byte* page) {
   return std::max<uint32_t>(
       1, static_cast<uint32_t>(hash_of({page, static_cast<size_t>(kAlignment)})));

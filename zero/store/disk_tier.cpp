@@ -19,7 +19,7 @@ namespace zero::store {
 
 namespace {
 
-// The fewest elements of an array that are whole pages.
+// Returns the fewest elements of an array that fill whole pages.
 int64_t elements_of_pages(const DiskTier::Array& array) {
   const auto bytes = array.entries * static_cast<int64_t>(c10::elementSize(array.dtype));
   return DiskTier::kEntryBlock * (kAlignment / std::gcd(bytes, kAlignment));
@@ -32,7 +32,7 @@ DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
     : units_(std::move(units)), options_(options), ledger_(ledger) {
   int64_t total = 0;
   int64_t most_bytes = 0;      // of kEntryBlock elements of all arrays of a unit that is updated
-  int64_t pages = kAlignment;  // elements of any array that are whole pages
+  int64_t pages = kAlignment;  // elements of any array that fill whole pages
   for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
     base_.push_back(total);
     front_.emplace_back(unit(u).arrays.size(), uint8_t{0});
@@ -62,7 +62,7 @@ DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
   const auto shares =
       made.size() > 1 ? measure_speeds(made, kMeasured, options_.file) : std::vector<double>{};
   file_ = std::make_unique<File>(files, shares, total, options_.file);
-  // Reading and writing of single arrays goes through a frame too.
+  // A frame is also the buffer for reading and writing single arrays.
   frame_bytes_ = std::max<int64_t>(most_bytes, 4 * kEntryBlock) * (block_numel_ / kEntryBlock);
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
   unwritten_.assign(units_.size(), 0);
@@ -83,7 +83,7 @@ DiskTier::FramesLock::~FramesLock() {
   tier_.written_.notify_all();
 }
 
-// `for_each_block` will find something of it here.
+// Returns whether `for_each_block` has anything to update in this unit.
 bool DiskTier::updates(int64_t unit) const {
   return this->unit(unit).updated && !this->unit(unit).arrays.empty() && this->unit(unit).numel > 0;
 }
@@ -104,7 +104,7 @@ void DiskTier::wait_written(int64_t unit) {
     {
       std::unique_lock lock(written_mutex_);
       const auto& left = unwritten_[static_cast<size_t>(unit)];
-      // The thread that updates completes its frames as it goes on.
+      // While a thread updates, it completes its frames as it goes on.
       written_.wait(lock, [&] { return left == 0 || !frames_locked_; });
       if (left == 0) return;
     }
@@ -148,8 +148,8 @@ int64_t DiskTier::blocks_of(int64_t unit) const {
   return at::ceil_div(this->unit(unit).numel, block_numel_);
 }
 
-// Returns the unit that is read behind `unit`. The first one follows the last one where the next
-// step may be read ahead.
+// Returns the unit that is read `index` + 1 places after `unit`. If the next step may be read
+// ahead, the first unit follows the last one.
 std::optional<int64_t> DiskTier::next_in_order(int64_t unit, int64_t index) const {
   const int64_t next = unit + 1 + index;
   const auto units = static_cast<int64_t>(units_.size());
@@ -186,7 +186,8 @@ DiskTier::Frame* DiskTier::find(Position position, Use use) {
 }
 
 void DiskTier::finish(Frame& frame) {
-  // If one fails, the vector ends the others: none runs on in memory that is used again.
+  // If one transfer fails, destroying the vector ends the others, so that none goes on in memory
+  // that is used again.
   auto transfers = std::exchange(frame.transfers, {});
   const bool written = frame.use == Use::writing;
   if (written) frame.use = Use::none;
@@ -219,7 +220,8 @@ void DiskTier::finish_all() {
   }
 }
 
-// One that needs no waiting, or null. None is left that has been written.
+// Returns a frame that is free without waiting, or null. It also frees every frame whose writes are
+// done.
 DiskTier::Frame* DiskTier::free_frame() {
   Frame* found = nullptr;
   for (auto& frame : frames_) {
@@ -232,13 +234,14 @@ DiskTier::Frame* DiskTier::free_frame() {
   return found;
 }
 
-// The frame that holds, or is getting, a block.
+// Returns the frame that holds a block, or into which it is being read.
 DiskTier::Frame& DiskTier::take(Position position) {
   if (auto* frame = find(position, Use::reading)) return *frame;
   if (auto* frame = find(position, Use::writing)) finish(*frame);
   auto* frame = free_frame();
   if (frame == nullptr) {
-    // The oldest that is written; else one that was read ahead for a unit that was left out.
+    // The oldest frame that is being written is taken; if there is none, the oldest that was read
+    // ahead for a unit that was then left out.
     for (const auto use : {Use::writing, Use::reading}) {
       for (auto& candidate : frames_) {
         if (candidate.use == use && (frame == nullptr || candidate.turn < frame->turn))
@@ -305,7 +308,8 @@ void DiskTier::read_ahead(Position position) {
   }
 }
 
-// The pages that begin in the part; those of the last one reach beyond its elements.
+// Checks and records the pages that begin in the part; the last of them may reach beyond its
+// elements.
 void DiskTier::update_part(const Frame& frame, int64_t part,
                            const std::function<void(const Block&)>& update) {
   const auto& here = frame.position;
@@ -419,7 +423,8 @@ Transfer DiskTier::start_write(int64_t unit, int64_t array, const void* from) {
 }
 
 Transfer DiskTier::start_read(int64_t unit, int64_t array, void* to) {
-  // The update, which may be running, writes the other copy of a doubled array.
+  // A running update writes the other copy of a doubled array, so only other arrays must wait for
+  // it.
   if (!this->unit(unit).arrays[static_cast<size_t>(array)].doubled) wait_written(unit);
   return file_->read(offset({unit, 0}, array), to, whole_bytes(unit, array), Checks::here, unit);
 }

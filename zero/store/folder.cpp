@@ -30,14 +30,15 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "libzero-states-";
 constexpr const char* kLock = "lock";
 
-// Returns the part of a folder's name that stands before its random ending and tells whose it is.
+// Returns the first part of a folder's name, before the random ending. It tells which host made the
+// folder.
 std::string host_part() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/hostname"), name);
   return fmt::format("{:08x}-", static_cast<uint32_t>(std::hash<std::string>{}(name)));
 }
 
-// Returns whether other hosts may use these files too. Their locks may not be seen here.
+// Returns whether other hosts may use these files too. Locks of other hosts may be invisible here.
 bool on_shared_file_system(const fs::path& folder) {
   constexpr std::array<uint32_t, 6> kOwn{
       0xEF53,     0x58465342, 0x9123683E,   // ext, XFS, Btrfs
@@ -47,7 +48,8 @@ bool on_shared_file_system(const fs::path& folder) {
          std::find(kOwn.begin(), kOwn.end(), static_cast<uint32_t>(status.f_type)) == kOwn.end();
 }
 
-// A descriptor that holds the lock of `file`, or -1 (errno says why) while another process has it.
+// Returns a descriptor that holds the lock of `file`, or -1 if another process has the lock (then
+// errno says why).
 int take_lock(const fs::path& file, int flags) {
   const int descriptor = open(file.c_str(), O_RDWR | O_CLOEXEC | flags, 0600);
   if (descriptor < 0) return -1;
@@ -58,9 +60,10 @@ int take_lock(const fs::path& file, int flags) {
   return -1;
 }
 
-// Best effort: another user's are not ours to remove, another process may be at it too. A folder
-// without a lock file is just being made. Where other hosts have the folder too, only what this one
-// has left: it may not see others' locks.
+// Removes left-over folders as far as possible. Folders of another user cannot be removed, and
+// another process may be removing the same ones. A folder without a lock file has only just been
+// made, so it stays. If other hosts use `parent` too, only folders that this host has left are
+// removed, since locks of other hosts may be invisible.
 void remove_left_over(const fs::path& parent) {
   std::error_code error;
   const auto prefix = std::string(kPrefix) + (on_shared_file_system(parent) ? host_part() : "");
@@ -85,7 +88,7 @@ Folder::Folder(const std::string& parent) {
         "write, on a disk with room for the states.",
         parent, std::strerror(error), error));
   }
-  // Locked before it has the name by which others look for it.
+  // The lock is taken before the folder gets the name by which other processes look for it.
   const auto lock = fs::path(path_) / kLock;
   const auto unnamed = fs::path(path_) / "lock.new";
   lock_ = take_lock(unnamed, O_CREAT);

@@ -1,4 +1,4 @@
-// A private folder for a run's files on disk, which goes with the run.
+// A private folder for a run's files on disk. It is removed when the run ends.
 #pragma once
 
 #include <string>
@@ -7,13 +7,13 @@
 
 namespace zero::store {
 
-/// A folder of this process alone, inside one that the user names.
+/// A folder that belongs to this process alone, inside a folder that the user names.
 class Folder {
  public:
-  /// Removes what runs that were killed have left in `parent` (their folders are no longer locked),
-  /// then makes a new one. Throws StoreError naming the folder and the remedy.
+  /// Removes the folders that killed runs have left in `parent` (nobody holds their locks any
+  /// more), then makes a new one. Throws a StoreError that names the folder and the remedy.
   explicit Folder(const std::string& parent);
-  /// Removes it and what it holds.
+  /// Removes the folder and everything in it.
   ~Folder();
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;

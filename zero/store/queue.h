@@ -1,5 +1,5 @@
-// Pieces of transfers, and the transfers that they belong to: the two ways of doing file I/O share
-// them.
+// Pieces of transfers, and the transfers that they belong to. Both ways to read and write files
+// (io_uring and threads) use them.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ namespace zero::store {
 /// A transfer of a file that has been started; `File` hands it out as a Transfer.
 struct Request {
   int64_t pending = 0;  ///< pieces that are not done; guarded by the queue
-  int error = 0;        ///< errno of the first byte that failed; kEnded: the file is too short
-  int error_file = -1;  ///< the descriptor of the file it is in
+  int error = 0;        ///< errno of the first byte that failed; kEnded if the file is too short
+  int error_file = -1;  ///< descriptor of the file with that byte
   int64_t error_offset = 0;
   static constexpr int kEnded = -1;
-  int64_t begun = 0;  ///< Timeline::now(); 0: nobody wants to know
-  int64_t ended = 0;  ///< the same; guarded by the queue
-  /// A piece is done. True of the last one.
+  int64_t begun = 0;  ///< Timeline::now() at the start; 0 if no timeline records it
+  int64_t ended = 0;  ///< Timeline::now() at the end; guarded by the queue
+  /// Notes that a piece is done. Returns whether it was the last one.
   bool complete() {
     if (--pending > 0) return false;
     if (begun != 0) ended = Timeline::now();
@@ -36,7 +36,7 @@ struct Request {
   }
 };
 
-/// A piece of a transfer, at most a block.
+/// A piece of a transfer: at most one block.
 struct Piece {
   int file = -1;
   int64_t offset = 0;  ///< in the file, bytes
@@ -46,11 +46,12 @@ struct Piece {
   std::shared_ptr<Request> request;
 };
 
-/// Does pieces in any order. Thread-safe. Destroying it waits for all of them.
+/// A queue does pieces in any order. Thread-safe. Its destructor waits for all of them.
 class Queue {
  public:
   virtual ~Queue() = default;
-  /// Adds each piece to its request's `pending`, and takes it off when it is done or has failed.
+  /// Adds each piece to the `pending` of its request; a piece that is done or has failed is taken
+  /// off again.
   virtual void push(std::span<const Piece> pieces) = 0;
   /// Blocks until every piece of `request` is done, whether or not it failed.
   virtual void wait(Request& request) = 0;
@@ -58,9 +59,10 @@ class Queue {
   virtual std::string_view name() const = 0;
 };
 
-/// io_uring with `depth` pieces under way; null where the system refuses it.
+/// Returns a queue that uses io_uring with `depth` pieces under way, or null if the system refuses
+/// it.
 std::unique_ptr<Queue> uring_queue(int depth);
-/// `threads` threads that call pread and pwrite.
+/// Returns a queue of `threads` threads that call pread and pwrite.
 std::unique_ptr<Queue> thread_queue(int threads);
 
 }  // namespace zero::store

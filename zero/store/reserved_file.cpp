@@ -16,15 +16,15 @@ namespace zero::store {
 
 namespace {
 
-// Returns the free bytes of the disk, or -1 where it does not say.
+// Returns the free bytes of the disk, or -1 if the system does not tell them.
 int64_t free_bytes(int file) {
   struct statvfs disk {};
   if (fstatvfs(file, &disk) != 0 || disk.f_blocks == 0) return -1;
   return static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
 }
 
-// 0, or an errno. A disk that is too full is not even tried: it would be full for a moment, and
-// somebody else would fail.
+// Returns 0 or an errno. If the disk has too little room, nothing is tried: the attempt would fill
+// the disk for a moment, and another program would fail.
 int try_to_reserve(int file, int64_t offset, int64_t bytes, Use use) {
   if (bytes == 0) return 0;
   if (beyond_file_limit(offset + bytes)) return EFBIG;
@@ -32,8 +32,9 @@ int try_to_reserve(int file, int64_t offset, int64_t bytes, Use use) {
   while (fallocate(file, 0, offset, bytes) != 0) {
     if (errno == EINTR) continue;
     if (errno != EOPNOTSUPP) return errno;
-    // A file system that cannot reserve. What is written later is told if it fails: then that there
-    // is room now is enough. A write to mapped memory would kill.
+    // This file system cannot reserve. A later write reports its failure, so it is enough that
+    // there is room now. A write to mapped memory would end the process instead, so mapped bytes
+    // are written here.
     if (use == Use::mapped) return posix_fallocate(file, offset, bytes);
     return ftruncate(file, offset + bytes) == 0 ? 0 : errno;
   }

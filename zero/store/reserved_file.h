@@ -1,4 +1,4 @@
-// One file on one disk, of a size that is reserved before the first byte is written.
+// A file on one disk whose space is reserved before the first byte is written.
 #pragma once
 
 #include <atomic>
@@ -9,32 +9,34 @@
 
 namespace zero::store {
 
-/// Bytes since construction.
+/// Bytes that were read and written since construction.
 struct FileCounts {
   int64_t read = 0;
   int64_t written = 0;
 };
 
-/// How bytes that are reserved will be used.
+/// Says how reserved bytes will be used.
 enum class Use : uint8_t {
-  written,  ///< by calls that tell what fails
-  mapped,   ///< in memory, where a full disk is a signal that kills
+  written,  ///< by calls that report an error
+  mapped,   ///< in memory, where a full disk ends the process by a signal
 };
 
-/// Reserves bytes [offset, offset + bytes) of an open file on its disk. The file, which is at least
-/// `offset` long, grows to hold them. Where the file system cannot reserve, it grows alone, or, to
-/// be mapped, is written. Throws StoreError naming `what` they are for, the reason and the remedy;
-/// where the disk is too full, also the bytes needed and there.
+/// Reserves bytes [offset, offset + bytes) of an open file on its disk. The file must be at least
+/// `offset` bytes long, and grows to hold them. If the file system cannot reserve, the file only
+/// grows, or, if it is to be mapped, is filled by writing. Throws a StoreError that names `what`
+/// (the use of the bytes), the reason and the remedy; if the disk is too full, it also names the
+/// bytes that are needed and those that are free.
 void reserve(int file, int64_t offset, int64_t bytes, const std::string& what,
              Use use = Use::written);
 
 class ReservedFile {
  public:
-  /// Makes `path`, replacing a file that is there; `direct` is past the page cache where the file
-  /// system can. Throws StoreError naming the path, the reason and the remedy; where the disk is
-  /// too full, also the bytes needed and there. Nothing is left of a file that could not be made.
+  /// Makes the file `path`, replacing one that is there. With `direct` its transfers pass by the
+  /// page cache if the file system can do that. Throws a StoreError that names the path, the reason
+  /// and the remedy; if the disk is too full, it also names the bytes that are needed and those
+  /// that are free. If it throws, no file is left.
   ReservedFile(std::string path, int64_t bytes, bool direct);
-  /// Removes it.
+  /// Removes the file.
   ~ReservedFile();
   ReservedFile(const ReservedFile&) = delete;
   ReservedFile& operator=(const ReservedFile&) = delete;

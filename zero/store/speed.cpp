@@ -14,7 +14,8 @@ namespace zero::store {
 
 namespace {
 
-// Does not use LibTorch's generator, whose numbers belong to the training.
+// Fills memory with random bytes. It does not use LibTorch's generator, whose numbers belong to the
+// training.
 void fill_at_random(std::byte* memory, int64_t bytes) {
   std::mt19937_64 random(1);
   for (int64_t at = 0; at < bytes; at += 8) {
@@ -46,7 +47,7 @@ std::vector<double> measure_speeds(const std::vector<std::string>& folders, int6
                                    FileOptions options) {
   options.checksums = false;
   const int64_t chunk = int64_t{8} << 20;
-  // In the pages that states have: a disk is twice as fast with huge ones.
+  // The memory has the pages that states have: a disk is twice as fast with huge pages.
   const auto tensor =
       host_zeros(2 * chunk, at::kByte, std::make_shared<Ledger>(), Category::offload_buffers);
   auto* memory = static_cast<std::byte*>(tensor.data_ptr());
@@ -55,7 +56,8 @@ std::vector<double> measure_speeds(const std::vector<std::string>& folders, int6
   for (const auto& parent : folders) {
     const Folder folder(parent);
     File file(folder.path() + "/speed", bytes, options);
-    // Once untimed: only the first write of a reservation has the file system note what is in it.
+    // The first sweep is not timed: only in the first write to a reservation the file system must
+    // note which parts hold data.
     sweep_seconds(file, memory, chunk, true);
     const double seconds =
         sweep_seconds(file, memory, chunk, true) + sweep_seconds(file, memory, chunk, false);

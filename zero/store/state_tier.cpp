@@ -2,7 +2,7 @@
 
 namespace zero::store {
 
-MemoryTier::MemoryTier(Tier tier, HostLink& link, int64_t units, int64_t arrays)
+MemoryTier::MemoryTier(Tier tier, DeviceLink& link, int64_t units, int64_t arrays)
     : tier_(tier),
       link_(link),
       arrays_(static_cast<size_t>(units),

@@ -16,7 +16,7 @@ Stripes::Stripes(int64_t bytes, int64_t block_bytes, std::span<const double> sha
          "shares of files are not negative, and not all zero");
   const int64_t slots = shares.size() == 1 ? 1 : 64;
   for (int64_t slot = 1; slot <= slots; ++slot) {
-    // The file that is furthest behind its share.
+    // The next block goes to the file that is furthest behind its share.
     const auto behind = [&](size_t file) {
       return shares[file] / sum * static_cast<double>(slot) - static_cast<double>(blocks_[file]);
     };
@@ -42,7 +42,7 @@ int64_t Stripes::contiguous(int64_t offset) const {
 }
 
 int64_t Stripes::bytes_of(size_t file) const {
-  // The end of its last block.
+  // A file ends where its last block ends.
   const int64_t blocks = at::ceil_div(bytes_, block_bytes_);
   const auto slots = static_cast<int64_t>(pattern_.size());
   for (int64_t block = blocks - 1; block >= std::max<int64_t>(0, blocks - slots); --block) {

@@ -22,7 +22,7 @@ class ThreadQueue final : public Queue {
     try {
       for (int i = 0; i < threads; ++i)
         workers_.push_back(start_thread<StoreError>("states on disk", [this] { work(); }));
-    } catch (...) {  // those that there are must not outlive the queue
+    } catch (...) {  // threads that have started must not outlive the queue
       close();
       throw;
     }
@@ -65,7 +65,7 @@ class ThreadQueue final : public Queue {
     for (auto& worker : workers_) worker.join();
   }
 
-  // 0, an errno or kEnded; `piece.offset` is where it stopped.
+  // Returns 0, an errno or kEnded. `piece.offset` is then the place where it stopped.
   static int transfer(Piece& piece) {
     while (piece.bytes > 0) {
       const auto bytes = static_cast<size_t>(piece.bytes);

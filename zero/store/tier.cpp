@@ -9,12 +9,12 @@
 
 namespace zero {
 
-void HostLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
-                    StreamMark* done) {
+void DeviceLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
+                      StreamMark* done) {
   if (is_asynchronous(device_) && (to_tier == Tier::device || from_tier == Tier::device)) {
     enqueue(to, to_tier, from, from_tier, bytes, done);
   } else {
-    // From here on a second thread is worth its start.
+    // Copies of this many bytes and more are worth a second thread.
     constexpr int64_t kGrain = 1 << 20;
     parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
       std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
@@ -24,7 +24,7 @@ void HostLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, in
   count(to_tier, from_tier, bytes);
 }
 
-void HostLink::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from, Tier from_tier) {
+void DeviceLink::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from, Tier from_tier) {
   const auto bytes = static_cast<int64_t>(to.nbytes());
   if (!is_asynchronous(device_)) {
     copy(to.data_ptr(), to_tier, from.const_data_ptr(), from_tier, bytes);
@@ -34,12 +34,12 @@ void HostLink::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from, 
   count(to_tier, from_tier, bytes);
 }
 
-void HostLink::count(Tier to_tier, Tier from_tier, int64_t bytes) {
+void DeviceLink::count(Tier to_tier, Tier from_tier, int64_t bytes) {
   if (to_tier != from_tier) (to_tier == Tier::device ? up_ : down_) += bytes;
 }
 
-void HostLink::enqueue(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
-                       StreamMark* done) const {
+void DeviceLink::enqueue(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
+                         StreamMark* done) const {
   const auto bytes_at = [&](void* data, Tier tier) {
     return tensor_at(data, bytes, at::kByte, device_of(tier));
   };

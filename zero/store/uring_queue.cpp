@@ -14,10 +14,11 @@ namespace zero::store {
 
 namespace {
 
-// The kernel works on what has been submitted without us; more than `depth` pieces wait in
-// `backlog_` until somebody comes by: the next push, or whoever waits. Of several threads that wait
-// one sleeps in the kernel, with the mutex free for others to push, and tells the rest what it saw:
-// while `reaping_` nobody else takes completions, or it might sleep for one that has gone.
+// The kernel works on submitted pieces by itself. If there are more than `depth` pieces, the rest
+// waits in `backlog_` until the next push or wait. If several threads wait, one of them sleeps in
+// the kernel, with the mutex free for others to push, and tells the rest what it saw. While
+// `reaping_` is set no other thread takes completions, since the sleeping thread could otherwise
+// wait for one that is gone.
 class UringQueue final : public Queue {
  public:
   explicit UringQueue(io_uring ring, int depth) : ring_(ring), slots_(static_cast<size_t>(depth)) {
@@ -101,7 +102,7 @@ class UringQueue final : public Queue {
     }
   }
 
-  // Sleeps until something completes. Something must be under way.
+  // Sleeps until a piece completes. At least one must be under way.
   void sleep() {
     io_uring_cqe* completion = nullptr;
     int status = 0;
@@ -145,7 +146,7 @@ class UringQueue final : public Queue {
   std::condition_variable reaped_;
   bool reaping_ = false;
   io_uring ring_;
-  std::vector<Piece> slots_;  // under way
+  std::vector<Piece> slots_;  // pieces under way
   std::vector<size_t> free_;
   std::deque<Piece> backlog_;
 };

@@ -35,7 +35,7 @@ class StepTraffic {
   Engine& engine_;
   Counts before_{}, sum_{};
   DiskUse disk_before_, disk_sum_;
-  HostTraffic host_before_, host_sum_;
+  DeviceTraffic host_before_, host_sum_;
   int64_t steps_ = 0;
   int64_t skipped_ = 0;
 };

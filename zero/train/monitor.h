@@ -76,8 +76,8 @@ struct RankTraffic {
   int64_t disk_read_formula = 0;
   int64_t disk_written_formula = 0;
   /// Bytes between its device and its host.
-  HostTraffic host;
-  HostTraffic host_formula;
+  DeviceTraffic host;
+  DeviceTraffic host_formula;
 };
 
 /// Training has gone back to a checkpoint (train.rewind_spikes).

@@ -160,6 +160,7 @@ std::string record_of(const RunSettings& run, const Progress& progress) {
                     {"sample", progress.sample},
                     {"losses", to_json(progress.losses)},
                     {"grad_norm", to_json(progress.grad_norm)},
+                    {"validation", progress.validation ? Json(*progress.validation) : Json()},
                     {"rewinds", {progress.rewinds.count, progress.rewinds.until}},
                     {"settings", json_of(run)}};
   return record.dump();
@@ -186,6 +187,8 @@ Progress progress_of(const Json& record, int64_t step) {
                                .lr = to_number(each.at(3))});
   }
   progress.grad_norm = to_number(record.value("grad_norm", Json(0)));
+  if (const auto found = record.find("validation"); found != record.end() && !found->is_null())
+    progress.validation = found->get<double>();
   const auto rewinds = record.value("rewinds", Json{0, 0});
   progress.rewinds = {rewinds.at(0).get<int64_t>(), rewinds.at(1).get<int64_t>()};
   return progress;
@@ -210,12 +213,33 @@ Progress progress_at(const RunFolder& folder, int64_t step) {
   return reading(path, [&] { return progress_of(record, step); });
 }
 
+std::optional<int64_t> best_checkpoint(const RunFolder& folder, int64_t most) {
+  std::optional<std::pair<double, int64_t>> best;
+  for (const int64_t step : folder.checkpoints()) {
+    if (step > most) continue;
+    try {
+      const auto loss = progress_at(folder, step).validation;
+      if (loss && (!best || *loss < best->first)) best = {*loss, step};
+    } catch (const CheckpointError&) {  // whoever resumes from it is told
+    }
+  }
+  if (!best) return std::nullopt;
+  return best->second;
+}
+
 bool names_checkpoint(const Options& options) {
   return !options.resume_from.empty() && options.resume_from != "auto";
 }
 
-Options with_auto_resume(Options options, bool restarted) {
+bool is_started_again(const RunFolder& folder, const std::vector<comm::LaunchedJob>& jobs) {
+  const auto own = folder.jobs();
+  return std::ranges::any_of(
+      jobs, [&](const auto& job) { return job.restarted && own.contains(job.name); });
+}
+
+Options with_auto_resume(Options options, const std::vector<comm::LaunchedJob>& jobs) {
   const RunFolder folder(options.out);
+  const bool restarted = is_started_again(folder, jobs);
   const bool automatic = options.resume && options.resume_from == "auto";
   if (!automatic && !restarted) return options;
   if (folder.last_checkpoint()) {
@@ -230,7 +254,13 @@ Options with_auto_resume(Options options, bool restarted) {
   }
   std::error_code ignored;
   const bool ended = std::filesystem::exists(folder.model(), ignored);
-  options.overwrite = options.overwrite || (!options.resume && !ended);
+  if (restarted && ended) {
+    throw ConfigError(fmt::format(
+        "An earlier attempt of this job has trained to the end, and its weights are in {}; only "
+        "its last checkpoint is missing. To train again, start another job with --overwrite.",
+        folder.model().string()));
+  }
+  options.overwrite = options.overwrite || (!continues(options) && !ended);
   return options;
 }
 

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "zero/comm/job.h"
 #include "zero/config/settings.h"
 #include "zero/data/token_loader.h"
 #include "zero/train/loss_spikes.h"
@@ -36,8 +38,9 @@ struct Progress {
   /// Sequences that the run had taken when it was at the step. If training has gone back to the
   /// step, `loader` has taken more.
   int64_t sample = 0;
-  std::vector<LossSample> losses{};  ///< LossSpikes::samples
-  double grad_norm = 0;              ///< the step's
+  std::vector<LossSample> losses{};    ///< LossSpikes::samples
+  double grad_norm = 0;                ///< the step's
+  std::optional<double> validation{};  ///< the loss of the validation after the step, if one was
   Rewinds rewinds{};
 };
 
@@ -61,6 +64,12 @@ void write_record(const RunFolder& folder, const RunSettings& run, const Progres
 /// Reads the progress of the checkpoint after `step`. Throws CheckpointError if it cannot be read.
 Progress progress_at(const RunFolder& folder, int64_t step);
 
+/// Returns the step of the checkpoint with the lowest validation loss; of equal ones, the first;
+/// none if no checkpoint has one. A checkpoint whose record cannot be read does not count.
+/// Steps beyond `most` do not count.
+std::optional<int64_t> best_checkpoint(const RunFolder& folder,
+                                       int64_t most = std::numeric_limits<int64_t>::max());
+
 /// A checkpoint that a run goes on from.
 struct Source {
   int64_t step = 0;
@@ -72,11 +81,14 @@ struct Source {
 
 /// Returns whether these options name one checkpoint, so that no other may be taken.
 bool names_checkpoint(const Options& options);
+/// Returns whether a launcher says that it has started one of `jobs` before, and the run in this
+/// folder is that job's.
+bool is_started_again(const RunFolder& folder, const std::vector<comm::LaunchedJob>& jobs);
 /// Returns the options as they act in this folder. `auto` means to resume where there is a
-/// checkpoint and else to begin, in place of an earlier attempt that came to none. `restarted`: an
-/// earlier attempt of this very job may have left a checkpoint, which then comes before all that
-/// the options say.
-Options with_auto_resume(Options options, bool restarted);
+/// checkpoint and else to begin, in place of an earlier attempt that came to none. The checkpoints
+/// of a run that is started again come before all that the options say. Throws ConfigError if such
+/// a run is complete and has no checkpoint.
+Options with_auto_resume(Options options, const std::vector<comm::LaunchedJob>& jobs);
 /// Returns whether the checkpoint that is resumed lies in the run's own folder: then its log and
 /// monitors go on too.
 bool continues(const Options& options);

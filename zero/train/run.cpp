@@ -40,6 +40,9 @@ std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing&
   return nullptr;
 }
 
+/// Returns whether the weights come from files: published ones, or a checkpoint.
+bool values_follow(const Options& options) { return !options.from.empty() || options.resume; }
+
 std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Dataset& data,
                                            comm::Group& group) {
   const auto& config = settings.engine;
@@ -50,7 +53,7 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   // The model is built on disk if its parameters will live there, or if it does not fit in memory
   // as a whole.
   // A model whose weights come from files takes no memory before they are read.
-  const bool without_values = !options.from.empty();
+  const bool without_values = values_follow(options);
   const double whole = bytes_to_build(parameters, group);
   const bool on_disk =
       !without_values && (config.offload_param.device == OffloadDevice::nvme ||
@@ -172,7 +175,7 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
         "in Python); the models of `zero train` compute in one dtype. Leave it out.");
   }
   auto tensors = named_tensors(model->module());
-  tensors.values_follow = !options.from.empty();
+  tensors.values_follow = values_follow(options);
   engine.emplace(std::move(tensors), parameter_groups(model->module(), config, options.decay_all),
                  config, group);
   if (!options.from.empty() && !options.resume)

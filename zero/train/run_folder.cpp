@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/weight_files.h"
 #include "zero/checkpoint/whole_folder.h"
@@ -23,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::string_view kCheckpoint = "checkpoint-";
+constexpr const char* kJobs = "jobs.txt";
 
 std::vector<fs::path> entries(const fs::path& folder) {
   std::error_code ignored;
@@ -114,6 +116,22 @@ void RunFolder::make() const {
     throw ConfigError(fmt::format("Cannot make the folder {}: {}. Give another --out.",
                                   path_.string(), error.message()));
   }
+}
+
+std::set<std::string> RunFolder::jobs() const {
+  std::ifstream file(path_ / kJobs);
+  std::set<std::string> names;
+  for (std::string line; std::getline(file, line);) names.insert(line);
+  return names;
+}
+
+void RunFolder::write_jobs(const std::set<std::string>& names) const {
+  OutputFile file(path_ / kJobs, fail<CheckpointError>);
+  for (const auto& name : names) {
+    const auto line = name + "\n";
+    file.write(line.data(), line.size());
+  }
+  file.commit();
 }
 
 std::vector<int64_t> RunFolder::checkpoints() const {

@@ -6,6 +6,8 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -29,6 +31,12 @@ class RunFolder {
   /// which is written last, or `kEarlierMarker`, in the form of earlier versions.
   std::filesystem::path checkpoint(int64_t step) const;
   static constexpr const char* kEarlierMarker = "train.json";
+
+  /// Returns the names of the jobs (comm::LaunchedJob) that the run in this folder belongs to. A
+  /// job that is started again goes on with its own run, and with no other.
+  std::set<std::string> jobs() const;
+  /// Replaces them, in one piece. Throws CheckpointError.
+  void write_jobs(const std::set<std::string>& names) const;
 
   /// Throws ConfigError if the folder cannot serve: it is a file, it cannot be written, it holds a
   /// config.json that is not a run's, or it holds an earlier run and neither `overwrite` nor

@@ -9,6 +9,9 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <exception>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -17,6 +20,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
 #include "zero/comm/gather_texts.h"
+#include "zero/comm/job.h"
 #include "zero/device/memory.h"
 #include "zero/train/sampler.h"
 #include "zero/train/stop.h"
@@ -87,33 +91,53 @@ int Trainer::train() {
   reset_peak_memory(run_.group->device());
   const auto& options = run_.options;
   const auto begin = std::chrono::steady_clock::now();
-  if (const auto limit = parse_duration(options.stop_after))
-    stop_at_ = begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                           std::chrono::duration<double>(*limit));
+  train_begin_ = begin;
+  std::exception_ptr lost;  // the failure of the last save, which does not cost the weights
   while (step_ < options.steps && stop_signal_ == 0) {
     const bool has_profile = measuring_.has_profile();  // of the step before
-    const auto step = train_step();
+    StepReport step;
+    try {
+      step = train_step();
+    } catch (const NotFinite&) {  // thrown on every rank
+      try_save([&] { end_save(); });
+      throw;
+    }
     run_.reports.tell([&](Monitor& monitor) { monitor.step(step); });
     if (has_profile) measuring_.write_profile();
     if (step.rewound) {
+      validation_.reset();
       comm::agree_on_rank_zero(*run_.group, "Going back", [&] { run_.folder.cut_log(step_); });
       run_.reports.tell([&](Monitor& monitor) { monitor.rewound(*step.rewound); });
       continue;
     }
-    if (options.eval_every && step_ % *options.eval_every == 0 && step_ < options.steps)
+    const auto is_last = [&] { return step_ == options.steps || stop_signal_ != 0; };
+    const auto saves = [&] {
+      return options.save_every && (is_last() || step_ % *options.save_every == 0);
+    };
+    if (options.eval_every && step_ % *options.eval_every == 0 &&
+        (step_ < options.steps || options.keep_best)) {
+      // The validation is of the weights that are saved.
+      if (options.keep_best && saves()) measuring_.traffic().complete_update();
       report_validation();
-    const bool last = step_ == options.steps || stop_signal_ != 0;
+    }
     if (save_over_) try_save([&] { end_save(); });
-    if (!options.save_every) continue;
-    if (last) {
-      save_checkpoint();
-    } else if (step_ % *options.save_every == 0) {
+    if (!saves()) continue;
+    try_save([&] { end_save(); });  // one that has failed costs no other
+    if (is_last()) {
+      try {
+        save_checkpoint();
+      } catch (const CheckpointError&) {  // thrown on every rank
+        lost = std::current_exception();
+      }
+    } else {
       // Whoever may go back to a checkpoint goes back to the same one every time.
       try_save([&] { begin_save(options.save_in_background && !options.rewind_spikes); });
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  return finish(seconds.count());
+  const int status = finish(seconds.count());
+  if (lost) std::rethrow_exception(lost);
+  return status;
 }
 
 StepReport Trainer::train_step() {
@@ -208,7 +232,9 @@ StepResult Trainer::update(bool leave_out) {
 int Trainer::asked_to_stop() const {
   if (signals_ == nullptr) return 0;
   if (const int signal = signals_->received()) return signal;
-  return stop_at_ && std::chrono::steady_clock::now() >= *stop_at_ ? SIGALRM : 0;
+  const auto limit = parse_duration(run_.options.stop_after);
+  const std::chrono::duration<double> trained = std::chrono::steady_clock::now() - train_begin_;
+  return limit && trained.count() >= *limit ? SIGALRM : 0;
 }
 
 bool Trainer::agree_to_stop() {
@@ -235,11 +261,16 @@ void Trainer::report_run() {
   comm::agree_on_rank_zero(*run_.group, "Making room in the run folder", [&] {
     if (run_.options.overwrite) run_.folder.keep_checkpoints([](int64_t) { return false; });
     run_.folder.remove_left_overs();
-    if (!continues(run_.options)) return;
-    run_.folder.cut_log(step_);
-    // The steps after the named one will be others.
-    if (names_checkpoint(run_.options))
-      run_.folder.keep_checkpoints([&](int64_t step) { return step <= step_; });
+    if (continues(run_.options)) {
+      run_.folder.cut_log(step_);
+      // The steps after the named one will be others.
+      if (names_checkpoint(run_.options))
+        run_.folder.keep_checkpoints([&](int64_t step) { return step <= step_; });
+    }
+    // From here on this job, if it is started again, goes on with what lies here.
+    std::set<std::string> jobs;
+    for (const auto& job : comm::launched_jobs()) jobs.insert(job.name);
+    run_.folder.write_jobs(jobs);
   });
   run_.reports.tell([&](Monitor& monitor) {
     monitor.begin(info);
@@ -258,8 +289,11 @@ std::optional<ValidationReport> Trainer::validate() {
 
 void Trainer::report_validation() {
   if (run_.options.eval_tokens == 0 || stop_signal_ != 0) return;
-  if (const auto validation = validate())
+  if (validation_ && validation_->step == step_) return;
+  if (const auto validation = validate()) {
+    validation_ = validation;
     run_.reports.tell([&](Monitor& monitor) { monitor.validation(*validation); });
+  }
 }
 
 void Trainer::sample() {
@@ -271,25 +305,26 @@ void Trainer::save_weights() {
 }
 
 void Trainer::save_checkpoint() {
-  begin_save(false);
   end_save();
+  begin_save(false);
 }
 
 void Trainer::begin_save(bool background) {
-  end_save();
   measuring_.traffic().complete_update();  // saving would complete it uncounted
   const auto& options = run_.options;
   Attached attached;
-  if (run_.group->rank() == 0)
-    attached[kRecord] = record_of(run_.settings, recovery_.progress(step_));
+  if (run_.group->rank() == 0) {
+    auto progress = recovery_.progress(step_);
+    if (validation_ && validation_->step == step_) progress.validation = validation_->loss;
+    attached[kRecord] = record_of(run_.settings, progress);
+  }
   const auto path = run_.folder.checkpoint(step_);
-  save_ = SaveReport{.step = step_, .path = path};
   save_begin_ = std::chrono::steady_clock::now();
   run_.engine->save(path, attached,
                     {.background = background, .staging_bytes = options.save_staging});
-  save_->held_ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - save_begin_)
-          .count();
+  const std::chrono::duration<double, std::milli> held =
+      std::chrono::steady_clock::now() - save_begin_;
+  save_ = SaveReport{.step = step_, .path = path, .held_ms = held.count()};
   // A save that cannot go on in the background is complete already.
   if (run_.engine->save_progress() == SaveProgress::none) end_save();
 }
@@ -316,9 +351,10 @@ void Trainer::end_save() {
       const auto old_enough = run_.folder.last_checkpoint(step_ + 1 - *spikes);
       oldest = std::min(oldest, old_enough.value_or(0));
     }
+    const auto best = options.keep_best ? best_checkpoint(run_.folder, report.step) : std::nullopt;
     run_.folder.keep_checkpoints([&](int64_t step) {
       const bool every = options.keep_every && step % *options.keep_every == 0;
-      return step <= report.step && (step >= oldest || every);
+      return step <= report.step && (step >= oldest || every || step == best);
     });
   });
   run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
@@ -334,9 +370,8 @@ void Trainer::try_save(const Save& save) {
     const SaveReport report{
         .step = step,
         .path = run_.folder.checkpoint(step),
-        .failure = fmt::format("There is no checkpoint of step {}: {} Earlier ones stay, and the "
-                               "run goes on.",
-                               step, error.what())};
+        .failure = fmt::format("There is no checkpoint of step {}: {} Earlier ones stay.", step,
+                               error.what())};
     run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
   }
 }

@@ -100,11 +100,12 @@ class Trainer {
   int64_t first_step_;
   Measuring measuring_;
   int stop_signal_ = 0;
+  std::optional<ValidationReport> validation_;  ///< the last one
   bool save_over_ = false;
   std::optional<SaveReport> save_;  ///< the save that `end_save` would complete
   std::chrono::steady_clock::time_point save_begin_;
-  std::optional<std::chrono::steady_clock::time_point> stop_at_;  ///< of `stop_after`
-  const class StopSignals* signals_ = nullptr;                    ///< while `train` runs
+  std::chrono::steady_clock::time_point train_begin_;
+  const class StopSignals* signals_ = nullptr;  ///< while `train` runs
 };
 
 }  // namespace zero::train

@@ -1,11 +1,11 @@
-// A checkpoint of any program as whole tensors by name.
+// Shows a checkpoint of any program as whole tensors by name.
 //
 // Note [Views of checkpoints]
-// One reader for each form makes a CheckpointView: libzero's own, DeepSpeed's folders, PyTorch's
-// distributed ones, plain weights. It reads what describes the tensors. A tensor is read when its
-// `read` is called, put together from the places that hold it, so whoever goes over a view needs
-// memory for one tensor. Everything that is made of a checkpoint (import, export, comparison, other
-// numbers of ranks) is written once, over views.
+// There is one reader for each form of checkpoint: libzero's own, DeepSpeed's folders, PyTorch's
+// distributed ones, and plain weights. Each makes a CheckpointView. The reader reads only what
+// describes the tensors. A tensor is read when its `read` is called, and put together from the
+// places that hold it, so code that goes over a view needs memory for one tensor. Import, export,
+// comparison and changes of the number of ranks are written once, over views.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ namespace zero::foreign {
 struct LazyTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape;
-  std::function<at::Tensor()> read;  ///< returns the values on the CPU: CheckpointError
+  std::function<at::Tensor()> read;  ///< returns the values on the CPU; throws CheckpointError
 
   int64_t numel() const;
 };
@@ -35,49 +35,49 @@ struct LazyTensor {
 struct CheckpointView {
   struct Parameter {
     std::string name;
-    std::vector<std::string> other_names;  ///< of one that is tied
+    std::vector<std::string> other_names;  ///< the other names of a tied parameter
     std::vector<int64_t> shape;
-    std::string optimizer;  ///< its kind, as optim::name has it; empty: it has no states
+    std::string optimizer;  ///< name of its optimizer, as in optim::name; empty: it has no states
     int64_t group = 0;
     int64_t steps = 0;
-    /// "parameter" (the weights, in fp32 where the checkpoint has them so), "master" where both are
-    /// there, and the optimizer's states.
+    /// "parameter" (the weights, in fp32 if the checkpoint has them in fp32), "master" if the
+    /// checkpoint has both, and the optimizer's states.
     std::map<std::string, LazyTensor> states;
 
-    /// Returns the weights in the most bits that are there.
+    /// Returns the weights in the widest dtype that the checkpoint has.
     const LazyTensor& weights() const {
       const auto master = states.find("master");
       return master != states.end() ? master->second : states.at("parameter");
     }
   };
 
-  std::string form;  ///< "DeepSpeed, stage 2 of 4 ranks"
+  std::string form;  ///< such as "DeepSpeed, stage 2 of 4 ranks"
   int64_t stage = 0;
   int64_t steps = 0;
   std::optional<LossScaleState> loss_scale;
-  std::vector<std::string> groups;  ///< as the manifest has them
+  std::vector<std::string> groups;  ///< as in the manifest
   std::vector<Parameter> parameters;
   std::map<std::string, LazyTensor> buffers;
   std::map<std::string, std::string> attached;
-  std::vector<std::string> left_out;  ///< what it holds that the view has no place for, and why
-  std::vector<std::string> missing;   ///< what a run needs to go on as before, and it does not hold
+  std::vector<std::string> left_out;  ///< parts that the view has no place for, and why
+  std::vector<std::string> missing;   ///< missing parts that a run needs to go on as before
 
   /// Adds the group with this optimizer, and returns its number.
   int64_t add_group(const Optimizer& optimizer);
 };
 
-/// Reads what a checkpoint of any known form holds; its sizes and checksums are compared first.
-/// Throws CheckpointError for one that is damaged, not complete or of no known form, and names it.
-/// With `weights_only` the view has no states: training begins with new ones.
+/// Reads a checkpoint of any known form, after it has compared sizes and checksums. Throws
+/// CheckpointError, which names the checkpoint, if it is damaged, not complete or of no known form.
+/// With `weights_only` the view has no states, so training begins with new ones.
 CheckpointView view_checkpoint(const std::filesystem::path& path, bool weights_only = false);
 
-/// Writes a view as a checkpoint in libzero's format, with the slices of so many ranks, which takes
-/// the place of an earlier one when it is complete.
+/// Writes a view as a checkpoint in libzero's format, with the slices of `ranks` ranks. It takes
+/// the place of an earlier checkpoint when it is complete.
 void write_checkpoint(const CheckpointView& view, const std::filesystem::path& to, int ranks = 1);
 
-/// Returns what differs between two views, a sentence for each: names, shapes, steps,
-/// hyper-parameters, the loss scale, and elements of tensors by more than `tolerance` (0: in any
-/// bit). Weights are compared in the most bits that each has.
+/// Returns the differences between two views, a sentence for each: names, shapes, steps,
+/// hyper-parameters, the loss scale, and elements of tensors that differ by more than `tolerance`
+/// (0: in any bit). Weights are compared in the widest dtype that each view has.
 std::vector<std::string> differences(const CheckpointView& a, const CheckpointView& b,
                                      double tolerance);
 

@@ -1,4 +1,4 @@
-// DeepSpeed's folders (0.19.8; facts of the layout are in docs/zero-ckpt.md) as views.
+// Reads DeepSpeed's folders (0.19.8; docs/zero-ckpt.md has the facts of the layout) as views.
 #include "zero/checkpoint/foreign/deepspeed.h"
 
 #include <ATen/Functions.h>
@@ -30,7 +30,7 @@ bool has_model_files(const fs::path& folder) {
   return false;
 }
 
-// Returns the folder of a step: `path` itself, or the one that `latest` names.
+// Returns the folder of a step: `path` itself, or the folder that its file `latest` names.
 std::optional<fs::path> step_folder(const fs::path& path) {
   if (!fs::is_directory(path)) return {};
   if (has_model_files(path)) return path;
@@ -66,7 +66,7 @@ std::vector<fs::path> files_by_rank(const fs::path& folder, std::string_view tai
       std::from_chars(name.data() + at + kRank.size(), name.data() + name.size(), rank);
     found[rank] = entry.path();
   }
-  // Folders for every stage have both forms of rank 0's model file.
+  // A folder that serves every stage has the model file of rank 0 in both forms.
   if (found.contains(-1) && found.size() > 1) found.erase(-1);
   std::vector<fs::path> files;
   for (const auto& [rank, path] : found) {
@@ -121,7 +121,7 @@ std::optional<LossScaleState> loss_scale_of(const Value& scaler) {
 bool is_deepspeed(const fs::path& path) { return step_folder(path).has_value(); }
 
 CheckpointView view_deepspeed(const fs::path& path, bool weights_only) {
-  // Messages that do not name a file get the folder's name.
+  // If a message does not name a file, it gets the folder's name.
   const auto folder = step_folder(path).value();
   CheckpointView view;
   try {

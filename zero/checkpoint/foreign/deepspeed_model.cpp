@@ -1,4 +1,5 @@
-// The model file of DeepSpeed's rank 0, which has the names and shapes of what other files hold.
+// Reads the model file of DeepSpeed's rank 0, which has the names and shapes of the tensors in
+// other files.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Stages 1 to 3 of DeepSpeed: flat arrays, of which each rank has saved its part.
+// Reads stages 1 to 3 of DeepSpeed: flat arrays, of which each rank has saved its part.
 #include <ATen/ceil_div.h>
 #include <fmt/format.h>
 
@@ -20,7 +20,8 @@ using nlohmann::json;
 
 namespace {
 
-// A group of parameters that lie one behind the other: a param group, or a sub-group at stage 3.
+// A group of parameters that lie one behind the other: a param group at stages 1 and 2, a sub-group
+// at stage 3.
 struct FlatGroup {
   const DeepspeedModel::Shapes& shapes;
   int64_t param_group = 0;
@@ -45,7 +46,7 @@ class Sharded {
     ranks_ = static_cast<int64_t>(files_.size());
     const auto* stage = states_[0]->find("zero_stage");
     if (stage != nullptr && stage->is(Value::Kind::object)) stage = stage->argument(0);
-    // BF16_Optimizer's files do not say.
+    // The files of BF16_Optimizer do not name the stage.
     stage_ = stage == nullptr ? 1 : stage->as_integer().value_or(1);
     if (const auto* count = states_[0]->find("partition_count"); count != nullptr) {
       const auto* one = count->is_sequence() && !count->items.empty() ? count->items[0] : count;
@@ -91,7 +92,7 @@ class Sharded {
     return nullptr;
   }
 
-  // Returns the number of the param group that a group belongs to, and its hyper-parameters.
+  // Returns the number of the param group to which a group belongs, and its hyper-parameters.
   std::pair<int64_t, json> param_group(size_t g) const {
     const auto* list = base(0).find("param_groups");
     if (list == nullptr || !list->is_sequence()) return {static_cast<int64_t>(g), json::object()};
@@ -186,7 +187,7 @@ class Sharded {
     }
   }
 
-  // Zeros behind a parameter in its group (`parameter_alignment`).
+  // Returns the number of zeros behind a parameter in its group (`parameter_alignment`).
   int64_t padding(int64_t g, size_t parameter) const {
     const auto* all = states_[0]->find("param_alignment_paddings");
     if (all == nullptr || !all->is_sequence() || g >= static_cast<int64_t>(all->items.size()))
@@ -195,18 +196,19 @@ class Sharded {
     return list && parameter < list->size() ? std::max<int64_t>((*list)[parameter], 0) : 0;
   }
 
-  // Returns the elements of a rank's part: the last ranks' may lack the padding of the end.
+  // Returns the elements of a rank's part. The parts of the last ranks may lack the padding at the
+  // end.
   static int64_t partition_size(const FlatGroup& group) {
     int64_t size = 0;
     for (const auto& flat : group.flats.at("parameter")) size = std::max(size, flat.numel());
     return size;
   }
 
-  // Stages 1 and 2: the group's parameters one behind the other, cut into equal parts.
+  // At stages 1 and 2 the parameters of a group lie one behind the other, cut into equal parts.
   static LazyTensor by_group(const std::vector<StoredTensor>& flats, int64_t offset, int64_t size,
                              std::vector<int64_t> shape, int64_t numel) {
     std::vector<Part> parts;
-    // Moments have the padding that masters may lack: also where each rank has some of it.
+    // Moments have the padding that masters may lack, even if each rank has some of it.
     for (const auto& flat : flats) size = std::max(size, flat.numel());
     for (size_t rank = 0; rank < flats.size(); ++rank) {
       const auto first = static_cast<int64_t>(rank) * size;
@@ -218,7 +220,7 @@ class Sharded {
     return join(std::move(parts), std::move(shape));
   }
 
-  // Stage 3: each parameter is cut into equal parts by itself.
+  // At stage 3 each parameter by itself is cut into equal parts.
   LazyTensor by_parameter(const std::vector<StoredTensor>& flats, int64_t offset,
                           std::vector<int64_t> shape, int64_t numel) const {
     const auto share = at::ceil_div(numel, ranks_);
@@ -230,8 +232,8 @@ class Sharded {
     return join(std::move(parts), std::move(shape));
   }
 
-  // Muon at stages 1 and 2: a rank has the momentum of every parameter that its part touches,
-  // whole. Returns that of the first rank.
+  // With Muon at stages 1 and 2, a rank has the whole momentum of every parameter that its part
+  // touches. Returns the momentum of the first such rank.
   LazyTensor whole_of_touched(const std::vector<StoredTensor>& flats, const FlatGroup& group,
                               size_t wanted, int64_t size, std::vector<int64_t> shape) const {
     for (int64_t rank = 0; rank < ranks_; ++rank) {
@@ -252,7 +254,7 @@ class Sharded {
   const std::vector<PtFile>& models_;
   CheckpointView& view_;
   DeepspeedModel model_;
-  std::vector<PtFile> files_;  // by rank, as `states_`
+  std::vector<PtFile> files_;  // by rank, in the order of `states_`
   std::vector<const Value*> states_;
   int64_t ranks_ = 0;
   int64_t stage_ = 0;

@@ -1,4 +1,4 @@
-// DeepSpeed's stage 0 and its universal checkpoints, whose states are whole tensors.
+// Reads DeepSpeed's stage 0 and its universal checkpoints, whose states are whole tensors.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,9 +17,9 @@ using Sizes = std::vector<int64_t>;
 
 namespace {
 
-// Finds the group of each of `shapes` (or none: frozen) so that the parameters of each group come
-// in its order. Returns the groups, -1 for none, if there is one way alone; else how many ways
-// there are, 0 or 2 ("or more").
+// Finds the group of each of `shapes` (or none, if it is frozen), so that the parameters of each
+// group come in the group's order. If there is exactly one way, it returns the groups, -1 for none.
+// Otherwise it returns the number of ways: 0, or 2 for "two or more".
 class GroupOrder {
  public:
   GroupOrder(const std::vector<Sizes>& shapes, const std::vector<std::vector<Sizes>>& groups)
@@ -69,7 +69,7 @@ class GroupOrder {
       --heads[static_cast<size_t>(g)];
     }
   }
-  // Returns in how many ways names from number i on can be placed: 0, 1 or 2 ("or more").
+  // Returns the number of ways to place the names from number i on: 0, 1, or 2 for "two or more".
   int ways(size_t i, std::vector<size_t>& heads, size_t frozen) {
     if (i == shapes_.size()) {
       for (size_t g = 0; g < heads.size(); ++g) {
@@ -78,7 +78,7 @@ class GroupOrder {
       return 1;
     }
     constexpr size_t kMost = 1 << 20;
-    constexpr size_t kDeepest = 20'000;  // this calls itself for each parameter
+    constexpr size_t kDeepest = 20'000;  // the function calls itself for each parameter
     if (shapes_.size() > kDeepest) return 2;
     auto key = heads;
     key.push_back(i);
@@ -106,7 +106,7 @@ const Value* by_number(const Value& dict, int64_t number) {
   return nullptr;
 }
 
-// The states of a parameter in torch.optim's form.
+// The states of a parameter, in the form of torch.optim.
 struct WholeStates {
   std::map<std::string, LazyTensor> states;
   std::optional<int64_t> steps;
@@ -135,7 +135,7 @@ void view_unsharded(const DeepspeedModel& model, CheckpointView& view) {
   const auto* saved = file.root().find("optimizer");
   const auto* inner = saved;
   const Value* masters = nullptr;
-  if (saved != nullptr && saved->find("optimizer_state_dict") != nullptr) {  // bf16, fp16
+  if (saved != nullptr && saved->find("optimizer_state_dict") != nullptr) {  // bf16 or fp16
     inner = saved->find("optimizer_state_dict");
     masters = saved->find("fp32_groups");
     view.loss_scale = loss_scale_of(*saved);
@@ -232,7 +232,7 @@ void view_universal(const fs::path& folder, const DeepspeedModel& model, Checkpo
     if (const auto* states = inner == nullptr ? nullptr : inner->find("state");
         states != nullptr && states->items.size() > 1)
       all_steps = steps_of(file, states->items[1]->find("step"));
-    // Sub-groups of stage 3 name their param group by place.
+    // Sub-groups of stage 3 name their param group by its place.
     std::map<int64_t, int64_t> group_of;
     for (size_t g = 0; list != nullptr && g < list->items.size(); ++g) {
       const auto* members = list->items[g]->find("params");
@@ -287,14 +287,14 @@ void view_universal(const fs::path& folder, const DeepspeedModel& model, Checkpo
           throw CheckpointError(fmt::format("'{}' holds a tensor of another shape than [{}]",
                                             entry.path().string(),
                                             fmt::join(parameter.shape, ",")));
-        tensor->sizes = parameter.shape;  // stage 3: flat
+        tensor->sizes = parameter.shape;  // the file's tensor is flat at stage 3
         tensor->strides = row_major(parameter.shape);
       }
       if (state != "fp32") names.insert(state);
       parameter.states[state == "fp32" ? "parameter" : state] = lazy(*tensor);
     }
-    // Buffers, frozen and tied ones have their weights alone, and the model's file has them as
-    // they were.
+    // Buffers, frozen and tied parameters have only their weights here, and the model file has the
+    // same weights.
     if (names.empty() && place == known.end()) continue;
     if (!parameter.states.contains("parameter"))
       throw CheckpointError(fmt::format("'{}' has no fp32.pt", path.string()));

@@ -1,4 +1,4 @@
-// The comparison of two views of checkpoints.
+// Compares two views of checkpoints.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace zero::foreign {
 
 namespace {
 
-// Returns what differs between two tensors, or nothing.
+// Returns how two tensors differ, or nothing.
 std::string difference(const LazyTensor& a, const LazyTensor& b, double tolerance) {
   if (a.shape != b.shape)
     return fmt::format("have the shapes [{}] and [{}]", fmt::join(a.shape, ","),
@@ -27,7 +27,7 @@ std::string difference(const LazyTensor& a, const LazyTensor& b, double toleranc
     return fmt::format("are of {} and {}", c10::toString(a.dtype), c10::toString(b.dtype));
   }
   const auto apart = (x.to(at::kDouble) - y.to(at::kDouble)).abs();
-  // A NaN differs from every number, by more than any tolerance.
+  // A NaN counts as different from every number, whatever the tolerance is.
   const auto count = apart.numel() - apart.le(tolerance).sum().item<int64_t>();
   if (count > 0)
     return fmt::format("differ in {} of {} elements, by up to {:.3g}", count, apart.numel(),
@@ -35,7 +35,8 @@ std::string difference(const LazyTensor& a, const LazyTensor& b, double toleranc
   return tolerance == 0 ? "differ in the signs of zeros" : "";
 }
 
-// All weights and buffers by all their names: programs differ in which of them are which.
+// Returns all weights and buffers by all their names, since programs differ in which tensors are
+// buffers.
 std::map<std::string, const LazyTensor*> values_of(const CheckpointView& view) {
   std::map<std::string, const LazyTensor*> values;
   for (const auto& [name, buffer] : view.buffers) values[name] = &buffer;
@@ -46,7 +47,7 @@ std::map<std::string, const LazyTensor*> values_of(const CheckpointView& view) {
   return values;
 }
 
-// The parameters that an optimizer trains.
+// Returns the parameters that an optimizer trains.
 std::map<std::string, const CheckpointView::Parameter*> trained_of(const CheckpointView& view) {
   std::map<std::string, const CheckpointView::Parameter*> trained;
   for (const auto& each : view.parameters) {
@@ -55,7 +56,8 @@ std::map<std::string, const CheckpointView::Parameter*> trained_of(const Checkpo
   return trained;
 }
 
-// Calls `both` for what two maps have, and adds a sentence for what one has alone.
+// Calls `both` for each entry that two maps share, and adds a sentence for each entry that only one
+// of them has.
 template <class Map, class Both>
 void pair_up(const Map& ours, const Map& theirs, std::vector<std::string>& found, const char* what,
              Both both) {
@@ -109,7 +111,7 @@ std::vector<std::string> differences(const CheckpointView& a, const CheckpointVi
             [&](const std::string& state, const LazyTensor& p, const LazyTensor& q) {
               tensors(name + " " + state, p, q);
             });
-    // Groups may have other numbers; each pair is compared once.
+    // Groups may have other numbers in the other view. Each pair of groups is compared once.
     if (!compared.emplace(x->group, y->group).second) return;
     const auto p = nlohmann::json::parse(a.groups.at(static_cast<size_t>(x->group)));
     const auto q = nlohmann::json::parse(b.groups.at(static_cast<size_t>(y->group)));

@@ -1,5 +1,6 @@
-// PyTorch's distributed checkpoints (DCP) as views: folders with .metadata, whose tensors lie in
-// boxes in .distcp files, and folders of safetensors files that say where their pieces belong.
+// Reads PyTorch's distributed checkpoints (DCP) as views. They are folders with .metadata, whose
+// tensors lie in boxes in .distcp files, or folders of safetensors files that say where their
+// pieces belong.
 #include <ATen/Functions.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -27,14 +28,14 @@ namespace {
 
 constexpr const char* kSharding = "DCP_SHARDING_INFO";
 
-// A piece of a tensor: the box at `offsets`.
+// A piece of a tensor: a box that begins at `offsets`.
 struct Box {
   Sizes offsets;
   Sizes sizes;
   std::function<at::Tensor()> read;
 };
 
-// Returns the tensor that the boxes give, each element once.
+// Returns the tensor that the boxes make up; they must have each element once.
 LazyTensor from_boxes(const std::string& name, at::ScalarType dtype, Sizes shape,
                       std::vector<Box> boxes) {
   const auto numel_of = [](const Sizes& sizes) {
@@ -91,7 +92,7 @@ bool is_safetensors(const fs::path& path) {
   return head[8] == '{';
 }
 
-// The pieces of safetensors files, by the text about sharding in their headers.
+// Returns the pieces in safetensors files. A text in the headers says how the tensors are sharded.
 Tensors from_safetensors(const std::vector<fs::path>& files) {
   struct Found {
     at::ScalarType dtype;
@@ -139,7 +140,7 @@ Tensors from_safetensors(const std::vector<fs::path>& files) {
   return tensors;
 }
 
-// The pickle .metadata, and the objects that stand in the files.
+// The pickle .metadata, and the objects that are stored in the files.
 class Metadata {
  public:
   explicit Metadata(const fs::path& folder)
@@ -174,7 +175,7 @@ class Metadata {
 
   Tensors tensors;
   std::map<std::string, std::string> objects;  // as JSON
-  std::vector<std::string> others;             // objects that JSON has no form for
+  std::vector<std::string> others;             // names of objects that JSON has no form for
 
  private:
   struct Piece {
@@ -208,7 +209,7 @@ class Metadata {
     const auto shape = size == nullptr ? std::nullopt : size->as_sizes();
     const Value* type = nullptr;
     if (properties != nullptr) {
-      // Its state is a tuple, which begins with the dtype.
+      // The state of the properties is a tuple that begins with the dtype.
       const auto* state = properties->state;
       type = state != nullptr && state->is_sequence() && !state->items.empty()
                  ? state->items[0]
@@ -221,7 +222,7 @@ class Metadata {
           fmt::format("its .metadata has no shape, dtype or pieces of '{}'", excerpt(name)));
     std::vector<Box> boxes;
     std::set<fs::path> used;
-    uint64_t left = 0;  // bytes of the files that pieces are in, which no tensor can exceed
+    uint64_t left = 0;  // bytes of the files with pieces; no tensor can exceed them
     for (const auto* chunk : chunks->items) {
       const auto* at = chunk->member("offsets", 0);
       const auto* of = chunk->member("sizes", 1);
@@ -269,7 +270,7 @@ class Metadata {
     }
   }
 
-  // Throws where a piece is not within its file.
+  // Throws if a piece does not lie within its file.
   void check(const Piece& piece) {
     auto size = sizes_.find(piece.path);
     if (size == sizes_.end())
@@ -301,7 +302,8 @@ std::vector<fs::path> files_of(const fs::path& folder, std::string_view extensio
 // "PREFIX.param_groups.N.lr" or "PREFIX.param_groups.NAME.lr".
 class Sorter {
  public:
-  // With `named_by_place` names may begin with the place of the model in the program's state.
+  // With `named_by_place`, names may begin with the place that the model has in the program's
+  // state.
   Sorter(Tensors tensors, std::map<std::string, std::string> objects, bool named_by_place,
          CheckpointView& view)
       : tensors_(std::move(tensors)),
@@ -363,7 +365,7 @@ class Sorter {
   // Sets the hyper-parameters of each parameter.
   void take_groups() {
     const auto prefix = optimizer_prefix_ + "param_groups.";
-    std::map<std::string, json> by_key;  // by number, or by the parameter's name
+    std::map<std::string, json> by_key;  // by number or by the parameter's name
     std::map<std::string, std::vector<std::string>> members;
     std::vector<std::string> taken;
     for (const auto& [key, text] : objects_) {
@@ -388,7 +390,8 @@ class Sorter {
     }
   }
 
-  // The weights' names are those of the states behind a prefix of the program's choice.
+  // Returns the prefix that the program has put before the names of the weights. Without it they
+  // are the names of the states.
   std::string prefix_of_weights() const {
     for (const auto& [name, states] : states_) {
       if (tensors_.contains(name)) return "";

@@ -131,10 +131,11 @@ std::vector<std::string> export_huggingface(const CheckpointView& view, const fs
 }
 
 // Note [What DeepSpeed reads of a universal folder]
-// For each parameter `fp32.pt`, its states and `step.pt`; `optimizer_state.pt` with the groups; and
-// a model file by each of the two names that its stages look for. At stage 3 it gives all groups
-// the hyper-parameters of the first of `optimizer_state_dict`, so that one has only what all share,
-// and the rate, which must be there. It takes neither buffers nor frozen parameters.
+// For each parameter DeepSpeed reads `fp32.pt`, the states and `step.pt`. It also reads
+// `optimizer_state.pt` with the groups, and the model file, which its stages look for under two
+// names. At stage 3 it gives all groups the hyper-parameters of the first group in
+// `optimizer_state_dict`. So that group has only those that all groups share, and the rate, which
+// must be there. DeepSpeed takes neither buffers nor frozen parameters from such a folder.
 std::vector<std::string> export_deepspeed(const CheckpointView& view, const fs::path& to) {
   using namespace pickled;
   const auto folder = new_folder(to);
@@ -219,7 +220,7 @@ namespace {
 
 constexpr const char* kMetadataModule = "torch.distributed.checkpoint.metadata";
 
-// Writes pieces one behind the other, and says in a pickle where each lies.
+// Writes pieces one behind the other, and a pickle that says where each of them lies.
 class DistributedWriter {
  public:
   explicit DistributedWriter(const fs::path& folder)

@@ -1,4 +1,4 @@
-// Writes views of checkpoints as other programs read them.
+// Writes views of checkpoints in the forms that other programs read.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,19 @@
 
 namespace zero::foreign {
 
-// Each writes a folder, whole or not at all, which must not exist or be empty, and returns what
-// the form has no place for. Each throws CheckpointError.
+// Each function writes a folder, whole or not at all; the folder must be absent or empty. Each
+// returns the parts of the view that the form has no place for, and throws CheckpointError if it
+// fails.
 
-/// Safetensors files of at most `shard_bytes` with an index, as Hugging Face's from_pretrained
-/// reads them: weights and buffers, in the dtypes of the checkpoint.
+/// Writes safetensors files of at most `shard_bytes` with an index, as Hugging Face's
+/// from_pretrained reads them. They have weights and buffers, in the dtypes of the checkpoint.
 std::vector<std::string> export_huggingface(const CheckpointView& view,
                                             const std::filesystem::path& to, int64_t shard_bytes);
-/// A universal checkpoint, which DeepSpeed loads with `load_universal` at stages 1 to 3.
+/// Writes a universal checkpoint, which DeepSpeed loads with `load_universal` at stages 1 to 3.
 std::vector<std::string> export_deepspeed(const CheckpointView& view,
                                           const std::filesystem::path& to);
-/// A folder of torch.distributed.checkpoint with "model" and "optim", named as get_state_dict does.
+/// Writes a folder of torch.distributed.checkpoint with "model" and "optim", with the names that
+/// get_state_dict gives.
 std::vector<std::string> export_distributed(const CheckpointView& view,
                                             const std::filesystem::path& to);
 

@@ -1,4 +1,4 @@
-// libzero's own checkpoints as views, and views as checkpoints.
+// Reads libzero's own checkpoints as views, and writes views as such checkpoints.
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -99,7 +99,7 @@ CheckpointView view_own(const fs::path& path) {
 
 namespace {
 
-// The files of so many ranks, which are written side by side: each tensor is read once.
+// Writes the files of all ranks side by side, so that each tensor is read once.
 class OwnWriter {
  public:
   OwnWriter(const CheckpointView& view, const fs::path& folder, int ranks)
@@ -117,7 +117,7 @@ class OwnWriter {
       tensors_.push_back({"buffer." + name, &buffer, kEach});
       for (auto& infos : infos_) infos.push_back({"buffer." + name, buffer.dtype, buffer.shape});
     }
-    // Each file has its tensors in this order, as SafetensorsWriter sorts them.
+    // The tensors of each file are in this order, which is that of SafetensorsWriter.
     std::stable_sort(tensors_.begin(), tensors_.end(), [](const Item& a, const Item& b) {
       return c10::elementSize(a.tensor->dtype) > c10::elementSize(b.tensor->dtype);
     });
@@ -156,7 +156,8 @@ class OwnWriter {
   }
 
  private:
-  // A tensor that each file has whole, or the first one alone.
+  // Values of Item::parameter for a tensor that every file has whole, and for one that only the
+  // first file has.
   static constexpr int64_t kEach = -1;
   static constexpr int64_t kFirst = -2;
   struct Item {
@@ -165,7 +166,7 @@ class OwnWriter {
     int64_t parameter = kEach;
   };
 
-  // Slices begin at multiples of 64, as the format has it.
+  // Slices begin at multiples of 64, as the format requires.
   std::pair<int64_t, int64_t> range(int64_t numel, int rank) const {
     const auto share = at::round_up(at::ceil_div(numel, int64_t{ranks_}), optim::kCodedBlock);
     return {std::min(numel, share * rank), std::min(numel, share * (rank + 1))};

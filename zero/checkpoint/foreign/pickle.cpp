@@ -82,7 +82,7 @@ std::optional<std::vector<int64_t>> Value::as_sizes() const {
 
 namespace {
 
-// Returns nothing where a value has no form in JSON.
+// Returns a value as JSON, or nothing if it has no such form.
 std::optional<nlohmann::ordered_json> json_of(const Value& value, size_t& steps, int depth) {
   steps += 1 + value.text.size() / 64;
   if (steps > kMostSteps || depth > kMaxJsonDepth / 2) return {};
@@ -198,7 +198,7 @@ class PickleMachine {
   }
   void push_integer(int64_t number, Kind kind = Kind::integer) { push_new(kind).integer = number; }
   void push_text(std::string_view text) { push_new(Kind::text).text = text; }
-  // Text that does not stand in the file as it is.
+  // Pushes a text that is not in the file in this form.
   void push_own_text(std::string text) {
     own_.push_back(std::move(text));
     push_text(own_.back());
@@ -214,7 +214,7 @@ class PickleMachine {
     return stack_.back();
   }
   Value& change(Kind kind, Kind or_kind) {
-    auto& value = const_cast<Value&>(*top());  // values_ are not const
+    auto& value = const_cast<Value&>(*top());  // the values in values_ are not const
     if (value.kind != kind && value.kind != or_kind)
       fail("it puts items into a value that takes none");
     return value;
@@ -240,7 +240,7 @@ class PickleMachine {
     push(*found->second);
   }
   void add_items(std::vector<const Value*> items, bool pairs) {
-    // Objects may take items too: those of a class that extends list or dict.
+    // Objects may have items too, if their class extends list or dict.
     auto& value = change(pairs ? Kind::dict : Kind::list, Kind::object);
     if (pairs && items.size() % 2 != 0) fail("a key has no value");
     value.items.insert(value.items.end(), items.begin(), items.end());
@@ -265,7 +265,8 @@ class PickleMachine {
   void build() {
     const auto* state = pop();
     auto& object = const_cast<Value&>(*top());
-    // An OrderedDict has attributes of its own (_metadata); its items are what it is.
+    // An OrderedDict has attributes of its own (_metadata), which are dropped: only its items
+    // count.
     if (object.is(Kind::object)) object.state = state;
   }
   void push_long(std::string_view digits) {

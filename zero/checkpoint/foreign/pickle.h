@@ -1,11 +1,12 @@
-// Python's pickles, read without running anything, and the few of them that are written.
+// Reads Python's pickles without running anything, and writes the few kinds of pickles that libzero
+// needs.
 //
 // Note [Pickles]
-// A pickle is a program for a stack machine that may call any function of Python. This reader
-// keeps what the calls would be (the function's name and its arguments) as values and makes none.
-// Whoever reads a checkpoint looks at the names that it knows, and skips the others. Values belong
-// to the Pickle, and a value may occur in several places, or within itself: those who walk over
-// values count their steps (kMostSteps) and their depth.
+// A pickle is a program for a stack machine that may call any function of Python. This reader makes
+// no call: it keeps each call (the function's name and its arguments) as a value. Code that reads a
+// checkpoint looks at the names that it knows, and skips the others. Values belong to the Pickle. A
+// value may occur in several places, or within itself, so code that walks over values must count
+// its steps (kMostSteps) and its depth.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@
 
 namespace zero::foreign {
 
-/// Limits of a pickle: a file that needs more is refused, before it fills the memory.
+/// Limits of a pickle. A file that needs more is refused before it fills the memory.
 inline constexpr size_t kMostValues = size_t{1} << 24;
 inline constexpr size_t kMostSteps = size_t{1} << 22;
 inline constexpr int kMostDepth = 64;
@@ -32,13 +33,13 @@ struct Value {
     integer,
     large,  ///< an integer beyond 64 bits: `text` has its little-endian bytes
     real,
-    text,  ///< UTF-8, or bytes
+    text,  ///< UTF-8 text, or bytes
     list,
     tuple,
-    dict,       ///< `items` has keys and values by turns; an OrderedDict too
+    dict,       ///< `items` has keys and values by turns; an OrderedDict is one too
     global,     ///< `text` is "module.name"
     object,     ///< the result of calling `callee` with the tuple `arguments`
-    persistent  ///< the program's own reference: `arguments`
+    persistent  ///< a reference that the program defines itself: `arguments`
   };
   Kind kind = Kind::none;
   union {
@@ -49,26 +50,28 @@ struct Value {
   std::vector<const Value*> items;
   const Value* callee = nullptr;
   const Value* arguments = nullptr;
-  const Value* state = nullptr;  ///< what BUILD gave to an object, or null
+  const Value* state = nullptr;  ///< the value that BUILD gave to an object, or null
 
   bool is(Kind what) const { return kind == what; }
   bool is_sequence() const { return kind == Kind::list || kind == Kind::tuple; }
   /// Returns whether this is a call of the function, or an object of the class, of that name.
   bool is_call(std::string_view name) const;
-  /// Returns whether it is an object of a class with this last name: "LossScaler".
+  /// Returns whether this is an object of a class with this last name, such as "LossScaler".
   bool is_instance(std::string_view last_name) const;
   /// Returns argument `index` of a call, or null.
   const Value* argument(size_t index) const;
   /// Returns the value of a dict, or of an object's state, by its key, or null.
   const Value* find(std::string_view key) const;
-  /// Returns a member of an object by name in its state, or else an argument of its constructor.
+  /// Returns the member of that name in an object's state, or else argument `position` of its
+  /// constructor.
   const Value* member(std::string_view name, size_t position) const;
-  std::optional<int64_t> as_integer() const;  ///< a boolean too
-  std::optional<double> as_number() const;    ///< any number
+  std::optional<int64_t> as_integer() const;  ///< also of a boolean
+  std::optional<double> as_number() const;    ///< of any number
   std::optional<std::string> as_text() const;
   /// Returns the numbers of a list, a tuple or a torch.Size.
   std::optional<std::vector<int64_t>> as_sizes() const;
-  /// Returns it as JSON text; nothing where a part of it has no such form (an object, a tensor).
+  /// Returns the value as JSON text; nothing if a part of it has no such form (an object, a
+  /// tensor).
   std::optional<std::string> as_json() const;
 };
 
@@ -81,7 +84,7 @@ class Pickle {
   Pickle& operator=(Pickle&&) = default;
 
   const Value& root() const { return *root_; }
-  /// Returns the bytes that it took.
+  /// Returns the number of bytes of the pickle.
   size_t size() const { return size_; }
 
  private:
@@ -93,7 +96,8 @@ class Pickle {
   size_t size_ = 0;
 };
 
-/// Text of a pickle (protocol 2) from parts: each function returns the opcodes of a value.
+/// Puts the text of a pickle (protocol 2) together from parts: each function returns the opcodes of
+/// a value.
 namespace pickled {
 std::string text(std::string_view value);
 std::string integer(int64_t value);

@@ -50,7 +50,8 @@ constexpr std::array<DtypeNames, 17> kTorchDtypes{{
     {at::kFloat8_e5m2, "float8_e5m2", ""},
 }};
 
-// The opcodes PROTO 2 and LONG1 with the first number of the legacy form, 0x1950a86a20f9469cfc6c.
+// The bytes that a file of the legacy form begins with: the opcodes PROTO 2 and LONG1 with the
+// form's first number, 0x1950a86a20f9469cfc6c.
 constexpr std::string_view kLegacyMagic =
     "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 constexpr uint64_t kMostPickle = uint64_t{1} << 30;
@@ -61,12 +62,12 @@ std::string piece_of(const InputFile& file, uint64_t offset, uint64_t size) {
   return bytes;
 }
 
-// Reads the pickles and numbers that stand one behind the other in a part of a file.
+// Reads pickles and numbers that lie one behind the other in a part of a file.
 class Sequence {
  public:
   Sequence(const InputFile& file, uint64_t begin, uint64_t end)
       : file_(file), at_(begin), end_(end) {}
-  // A pickle's length is not known before it is read: pieces that grow are tried.
+  // Reads a pickle. Its length is not known before, so longer and longer pieces are tried.
   Pickle pickle() {
     for (uint64_t size = uint64_t{1} << 16;; size *= 16) {
       const uint64_t left = std::min(size, end_ - at_);
@@ -86,7 +87,7 @@ class Sequence {
     file_.read_at(offset, &value, sizeof value);
     return value;
   }
-  // Steps over bytes, and returns where they begin.
+  // Steps over bytes, and returns the place where they begin.
   uint64_t take(uint64_t size) {
     if (size > end_ - at_)
       throw CheckpointError(
@@ -162,7 +163,7 @@ std::optional<at::ScalarType> torch_dtype(std::string_view name) {
   if (!name.starts_with("torch.")) return {};
   name.remove_prefix(6);
   if (name == "storage.UntypedStorage") return at::kByte;
-  // Torch 0.1 names tensors: torch.FloatTensor.
+  // Torch 0.1 names tensors differently: torch.FloatTensor.
   const auto stem = name.ends_with("Tensor") ? name.substr(0, name.size() - 6) : "";
   for (const auto& each : kTorchDtypes) {
     if (each.name == name || (!each.storage.empty() && each.storage == name)) return each.dtype;
@@ -295,7 +296,7 @@ void PtFile::read_legacy(const InputFile& file, uint64_t begin, uint64_t size) {
     throw CheckpointError("it does not say that its numbers are little-endian");
   pickle_.emplace(sequence.pickle());
   const auto keys = sequence.pickle();
-  // The sizes of elements are with the references to storages.
+  // The numbers of elements stand with the references to storages.
   std::map<std::string, uint64_t> elements;
   std::set<const Value*> seen;
   std::vector<const Value*> open{&root()};
@@ -321,7 +322,8 @@ void PtFile::read_legacy(const InputFile& file, uint64_t begin, uint64_t size) {
   }
 }
 
-// Members `storages`, `tensors` and `pickle`, each of which is a sequence of pickles and numbers.
+// Reads the members `storages`, `tensors` and `pickle`, each of which is a sequence of pickles and
+// numbers.
 void PtFile::read_tar(const InputFile& file, uint64_t begin, uint64_t size) {
   std::map<std::string, std::pair<uint64_t, uint64_t>> members;
   for (uint64_t at = begin; begin + size - at >= 512;) {
@@ -376,7 +378,7 @@ void PtFile::read_tar(const InputFile& file, uint64_t begin, uint64_t size) {
   pickle_.emplace(open("pickle").pickle());
 }
 
-// Returns the view, which must lie within its storage.
+// Returns the tensor of this shape. It must lie within its storage.
 StoredTensor PtFile::view(const Storage& storage, Shape shape) const {
   const auto element = static_cast<uint64_t>(c10::elementSize(shape.dtype));
   const auto count = static_cast<int64_t>(storage.bytes / element);

@@ -13,22 +13,23 @@
 
 namespace zero::foreign {
 
-/// Collects the storages of one object. Its pickle is put together by the caller, from `tensor` and
+/// Collects the storages of one object. The caller puts its pickle together from `tensor` and
 /// zero::foreign::pickled.
 class PtWriter {
  public:
-  /// Returns the pickle of a tensor, whose storage goes into the file. Tensors that share one in
-  /// memory share it in the file where `shares`; else the file has the elements alone, in row-major
-  /// order. Throws CheckpointError for a dtype that such files have no name for.
+  /// Returns the pickle of a tensor, whose storage goes into the file. With `shares`, tensors that
+  /// share a storage in memory share it in the file. Otherwise the file has only the elements, in
+  /// row-major order. Throws CheckpointError for a dtype that has no name in such files.
   std::string tensor(const at::Tensor& tensor, bool shares = false);
-  /// Appends the zip file of the object to a file that is being written; returns its bytes.
+  /// Appends the zip file of the object to a file that is being written. Returns the bytes of the
+  /// zip file.
   size_t append(OutputFile& file, const std::string& root) const;
-  /// Writes it to `path`, whole or not at all. Throws CheckpointError.
+  /// Writes the zip file to `path`, whole or not at all. Throws CheckpointError.
   void write(const std::filesystem::path& path, const std::string& root) const;
 
  private:
   std::vector<at::Tensor> storages_;  // on the CPU and one-dimensional
-  // What each was in memory.
+  // The address and the dtype that each storage had in memory.
   std::vector<std::pair<const void*, at::ScalarType>> shared_;
 };
 

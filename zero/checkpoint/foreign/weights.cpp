@@ -1,16 +1,15 @@
-// Files of weights alone as views: safetensors and torch.save, one file or several with an index.
+// Reads files of weights alone as views: files of safetensors or torch.save, one or several with an
+// index.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "zero/base/error.h"
-#include "zero/base/json.h"
-#include "zero/checkpoint/file.h"
 #include "zero/checkpoint/foreign/readers.h"
 #include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/weight_files.h"
 
 namespace zero::foreign {
 
@@ -25,7 +24,8 @@ bool is_torch_file(const fs::path& path) {
   return extension == ".pt" || extension == ".bin" || extension == ".pth" || extension == ".ckpt";
 }
 
-// Programs keep the weights among other things under one of these keys.
+// Returns the value with the weights: programs keep them among other things under one of these
+// keys.
 const Value& weights_within(const Value& root, std::vector<std::string>& left_out) {
   for (const auto* key : {"state_dict", "model_state_dict", "model", "module"}) {
     const auto* found = root.find(key);
@@ -65,47 +65,26 @@ void add_file(const fs::path& path, CheckpointView& view, Lazies& tensors) {
   }
 }
 
-// An index says which file has which tensor, and may have names of tied ones in its metadata.
+// Adds the files that an index names. Its metadata may have names of tied tensors.
 void add_indexed(const fs::path& index, CheckpointView& view, Lazies& tensors,
                  std::map<std::string, std::string>& ties) {
-  const auto refuse = [&](const std::string& why) {
-    throw CheckpointError(fmt::format("'{}' {}.", index.string(), why));
-  };
-  const auto json = [&] {
-    try {
-      return parse_json(read_file(index, &fail<CheckpointError>));
-    } catch (const CheckpointError&) {
-      throw;
-    } catch (const Error& error) {
-      throw CheckpointError(fmt::format("'{}' {}.", index.string(), error.what()));
-    }
-  }();
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
-    refuse("has no weight_map");
+  const auto read = read_weight_index(index);
   std::map<std::string, std::set<std::string>> by_file;
-  for (const auto& [name, file] : json["weight_map"].items()) {
-    if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-      refuse(fmt::format("has no file for '{}'", excerpt(name)));
-    by_file[file.get<std::string>()].insert(name);
-  }
+  for (const auto& [name, file] : read.file_of) by_file[file].insert(name);
   for (const auto& [file, names] : by_file) {
-    const auto path = index.parent_path() / file;
-    if (!fs::exists(path))
-      refuse(fmt::format("names the file '{}', which is not there", excerpt(file)));
     const auto first = tensors.size();
-    add_file(path, view, tensors);
+    add_file(index.parent_path() / file, view, tensors);
     for (const auto& name : names) {
       const bool there =
           std::any_of(tensors.begin() + static_cast<std::ptrdiff_t>(first), tensors.end(),
                       [&](const auto& each) { return each.first == name; });
-      if (!there) refuse(fmt::format("names '{}', which '{}' does not hold", excerpt(name), file));
+      if (!there)
+        throw CheckpointError(fmt::format("'{}' names '{}', which '{}' does not hold.",
+                                          index.string(), excerpt(name), file));
     }
   }
-  if (!json.contains("metadata") || !json["metadata"].is_object()) return;
-  for (const auto& [name, kept] : json["metadata"].items()) {
-    if (kept.is_string() && !json["weight_map"].contains(name) &&
-        json["weight_map"].contains(kept.get<std::string>()))
-      ties[name] = kept.get<std::string>();
+  for (const auto& [name, kept] : read.metadata) {
+    if (!read.file_of.contains(name) && read.file_of.contains(kept)) ties[name] = kept;
   }
 }
 
@@ -134,7 +113,7 @@ CheckpointView view_weights(const fs::path& path) {
     }
     std::sort(files.begin(), files.end());
     std::sort(indices.begin(), indices.end());
-    if (!indices.empty()) {  // of several, that of safetensors
+    if (!indices.empty()) {  // if there are several, the index of safetensors
       add_indexed(indices.back(), view, tensors, ties);
     } else {
       for (const auto& file : files) add_file(file, view, tensors);
@@ -146,7 +125,7 @@ CheckpointView view_weights(const fs::path& path) {
           ".bin or .pt files.",
           path.string()));
   }
-  // Replicas of DistributedDataParallel have names that begin with "module.".
+  // Names of a model in DistributedDataParallel begin with "module.".
   const std::string wrapper = "module.";
   const bool wrapped = !tensors.empty() && std::ranges::all_of(tensors, [&](const auto& each) {
     return each.first.starts_with(wrapper);
@@ -157,7 +136,7 @@ CheckpointView view_weights(const fs::path& path) {
     if (!names.insert(name).second)
       throw CheckpointError(
           fmt::format("'{}' holds two tensors that are named '{}'.", path.string(), excerpt(name)));
-    // Files do not say which tensors of fractions are buffers; the engine finds them.
+    // Files do not say which floating-point tensors are buffers; the engine finds them.
     if (!at::isFloatingType(tensor.dtype)) {
       view.buffers[name] = std::move(tensor);
       continue;

@@ -24,7 +24,7 @@ constexpr uint64_t kMostDirectory = uint64_t{1} << 30;
 
 [[noreturn]] void refuse_zip(const std::string& why) { throw CheckpointError(why); }
 
-// Little-endian numbers of a record.
+// Reads little-endian numbers of a record.
 template <class Number>
 Number at(std::string_view record, size_t offset) {
   Number value{};
@@ -62,7 +62,8 @@ class ZipReader {
     return bytes;
   }
 
-  // The end record lies behind all, but for a comment of up to 64 KiB.
+  // Finds the directory by the end record, which is the last thing in the archive, except for a
+  // comment of up to 64 KiB.
   void find_directory() {
     const uint64_t tail = std::min<uint64_t>(size_, kEndBytes + 0xFFFF);
     const auto bytes = piece(size_ - tail, tail);
@@ -121,7 +122,8 @@ class ZipReader {
     return total;
   }
 
-  // Numbers that do not fit into 32 bits stand in the extra field of kind 1, in this order.
+  // Reads numbers that do not fit into 32 bits. They are in the extra field of kind 1, in this
+  // order.
   static void read_wide(std::string_view extra, uint64_t& size, uint64_t& packed, uint64_t& local) {
     while (extra.size() >= 4) {
       const size_t bytes = at<uint16_t>(extra, 2);
@@ -146,7 +148,8 @@ class ZipReader {
   uint64_t directory_ = 0;
 };
 
-// Tables for eight bytes at once: entry [k][b] is the CRC of byte b and k zero bytes behind it.
+// Tables that serve eight bytes at once: entry [k][b] is the CRC of byte b followed by k zero
+// bytes.
 constexpr auto kCrcTables = [] {
   std::array<std::array<uint32_t, 256>, 8> tables{};
   for (uint32_t b = 0; b < 256; ++b) {

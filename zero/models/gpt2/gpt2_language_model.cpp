@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/language/module_language_model.h"
 #include "zero/models/layers/cross_entropy.h"
-#include "zero/models/layers/tiled_linear.h"
 
 namespace zero {
 namespace {
@@ -45,39 +45,9 @@ class Gpt2LanguageModelConfig final : public LanguageModelConfig {
   bool published_;
 };
 
-class Gpt2LanguageModel final : public LanguageModel {
- public:
-  Gpt2LanguageModel(const Gpt2Config& sizes, bool published)
-      : config_(sizes, published), model_(sizes) {}
-
-  torch::nn::Module& module() override { return *model_; }
-  const LanguageModelConfig& config() const override { return config_; }
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
-    return model_->loss(tokens, targets);
-  }
-  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) override {
-    return model_->layers(std::move(tokens), std::move(targets));
-  }
-  at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
-  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) override {
-    return model_->logits_next(tokens, cache);
-  }
-  void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
-
-  /// Parameters have Hugging Face's names but for the tiles of a linear layer.
-  std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }
-  std::map<std::string, std::string> tied_names() const override {
-    if (!model_->config().tie_word_embeddings) return {};
-    return {{"lm_head.weight", "wte.weight"}};
-  }
-
- private:
-  Gpt2LanguageModelConfig config_;
-  Gpt2 model_;
-};
-
 std::unique_ptr<LanguageModel> Gpt2LanguageModelConfig::build() const {
-  return std::make_unique<Gpt2LanguageModel>(sizes_, published_);
+  return std::make_unique<ModuleLanguageModel<Gpt2, Gpt2LanguageModelConfig>>(sizes_, "wte.weight",
+                                                                              published_);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
 #include "zero/base/observed.h"
+#include "zero/base/traced.h"
 #include "zero/models/layers/matmul.h"
 #include "zero/models/layers/softmax.h"
 
@@ -29,7 +30,7 @@ namespace {
 // 1 GiB, of which logits in 16 bits take half, is 5300 of these rows.
 int64_t rows_of_chunk(const at::Tensor& hidden, int64_t vocabulary, int64_t logits_bytes) {
   const int64_t rows = hidden.size(0);
-  if (logits_bytes == 0) logits_bytes = hidden.is_cpu() ? kLogitsBytes : kDeviceLogitsBytes;
+  if (logits_bytes == 0) logits_bytes = on_cpu(hidden) ? kLogitsBytes : kDeviceLogitsBytes;
   const int64_t limit = std::max<int64_t>(1, logits_bytes / (4 * vocabulary));
   const int64_t chunks = std::max<int64_t>(1, at::ceil_div(rows, limit));
   return std::max<int64_t>(1, at::ceil_div(rows, chunks));
@@ -56,7 +57,7 @@ at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype) {
 
 // result (rows, C) = logits (rows, V) x weight (V, C).
 void gradient_of_hidden(at::Tensor result, const at::Tensor& logits, const at::Tensor& weight) {
-  if (result.is_cpu()) {
+  if (on_cpu(result)) {
     result.copy_(product(logits, weight));
   } else {
     product_into(result, logits, weight);

@@ -52,7 +52,19 @@ at::Tensor enqueue_backward(const at::Tensor& x, const at::Tensor& dy, at::Tenso
   return op.call(x, dy, dx, again);
 }
 
+// The shapes alone, for traces.
+at::Tensor values_on_meta(const at::Tensor& x) { return at::empty_like(x); }
+at::Tensor backward_on_meta(const at::Tensor& x, const at::Tensor& /*dy*/, at::Tensor& dx,
+                            bool again) {
+  return again ? at::empty_like(x) : dx;
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(zero, Meta, library) {
+  library.impl("tanh_gelu", &values_on_meta);
+  library.impl("tanh_gelu_backward", &backward_on_meta);
+}
 
 TORCH_LIBRARY_FRAGMENT(zero, library) {
   library.def("tanh_gelu(Tensor x) -> Tensor");

@@ -12,6 +12,7 @@
 
 #include "zero/base/autocast.h"
 #include "zero/base/gradient_place.h"
+#include "zero/base/traced.h"
 
 namespace zero {
 namespace {
@@ -25,7 +26,7 @@ constexpr const char *kNorm = "zero::layer_norm", *kNormBackward = "zero::layer_
 constexpr int64_t kMostColumns = 2048, kFewestColumns = 128, kMultiple = 8;
 
 bool has_kernel(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (x.is_cpu() || autocast_dtype(x) || x.dim() == 0) return false;
+  if (on_cpu(x) || autocast_dtype(x) || x.dim() == 0) return false;
   const auto columns = x.size(-1);
   const auto dtype = x.scalar_type();
   const bool suits = columns >= kFewestColumns && columns <= kMostColumns &&
@@ -74,7 +75,27 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
   }
 };
 
+// The shapes alone, for traces.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_on_meta(const at::Tensor& x,
+                                                            const at::Tensor& /*weight*/,
+                                                            const at::Tensor& /*bias*/,
+                                                            double /*eps*/) {
+  const auto row = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  return {at::empty_like(x), row, at::empty_like(row)};
+}
+at::Tensor norm_backward_on_meta(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& /*m*/,
+                                 const at::Tensor& /*rstd*/, const at::Tensor& /*weight*/,
+                                 at::Tensor& /*dweight*/, at::Tensor& /*dbias*/) {
+  (void)dy;
+  return at::empty_like(x);
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(zero, Meta, library) {
+  library.impl("layer_norm", &norm_on_meta);
+  library.impl("layer_norm_backward", &norm_backward_on_meta);
+}
 
 TORCH_LIBRARY_FRAGMENT(zero, library) {
   library.def(

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "zero/base/traced.h"
+
 namespace zero {
 
 /// Returns branch + x of one shape. A branch's output is fresh and no backward needs it, so the sum
@@ -10,7 +12,7 @@ namespace zero {
 /// rows, too: where a view is written, autograd copies the gradient several times in backward,
 /// which takes a device longer than the memory is worth.
 inline at::Tensor add_branch(const at::Tensor& branch, const at::Tensor& x) {
-  const bool in_place = branch.is_cpu() && branch.scalar_type() == x.scalar_type();
+  const bool in_place = on_cpu(branch) && branch.scalar_type() == x.scalar_type();
   return in_place ? branch.add_(x) : branch + x;
 }
 

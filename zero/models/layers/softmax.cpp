@@ -12,12 +12,17 @@
 
 #include "zero/base/error.h"
 #include "zero/base/observed.h"
+#include "zero/base/traced.h"
 #include "zero/models/layers/softmax_kernel.h"
 
 namespace zero {
 namespace {
 
 constexpr int64_t kRowsOfAThread = 4;  // that are converted to fp32 at a time
+
+int64_t rows_of_buffer(const at::Tensor& logits) {
+  return std::min<int64_t>(logits.size(0), kRowsOfAThread * at::get_num_threads());
+}
 
 void check_targets(const at::Tensor& targets, int64_t vocabulary) {
   const auto* values = targets.const_data_ptr<int64_t>();
@@ -44,7 +49,21 @@ at::Tensor enqueue(at::Tensor& logits, const at::Tensor& targets, const at::Tens
   return op.call(logits, targets, row_scale, gradient, smoothing);
 }
 
+// The memory alone, for traces. A device's kernel needs none besides the losses.
+at::Tensor losses_on_meta(at::Tensor& logits, const at::Tensor& /*targets*/,
+                          const at::Tensor& /*row_scale*/, bool /*gradient*/,
+                          double /*smoothing*/) {
+  const auto losses = at::empty({logits.size(0)}, logits.options().dtype(at::kDouble));
+  at::Tensor buffer;
+  if (on_cpu(logits) && !(logits.scalar_type() == at::kFloat && logits.is_contiguous()))
+    buffer =
+        at::empty({rows_of_buffer(logits), logits.size(1)}, logits.options().dtype(at::kFloat));
+  return losses.sum();
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(zero, Meta, library) { library.impl("softmax_cross_entropy_", &losses_on_meta); }
 
 TORCH_LIBRARY_FRAGMENT(zero, library) {
   library.def(
@@ -106,7 +125,7 @@ at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
     if (logits.scalar_type() == at::kFloat && logits.is_contiguous())
       return visit(logits.mutable_data_ptr<float>(), 0, rows);
     // A few rows at a time are converted, in memory that stays in the caches.
-    const int64_t step = std::min<int64_t>(rows, kRowsOfAThread * at::get_num_threads());
+    const int64_t step = rows_of_buffer(logits);
     const auto buffer = at::empty({step, vocabulary}, logits.options().dtype(at::kFloat));
     for (int64_t first = 0; first < rows; first += step) {
       const int64_t count = std::min(step, rows - first);

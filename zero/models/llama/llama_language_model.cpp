@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "zero/models/language/module_language_model.h"
 #include "zero/models/layers/cross_entropy.h"
 #include "zero/models/llama/llama.h"
 
@@ -49,36 +50,9 @@ class LlamaLanguageModelConfig final : public LanguageModelConfig {
   LlamaConfig sizes_;
 };
 
-class LlamaLanguageModel final : public LanguageModel {
- public:
-  explicit LlamaLanguageModel(const LlamaConfig& sizes) : config_(sizes), model_(sizes) {}
-
-  torch::nn::Module& module() override { return *model_; }
-  const LanguageModelConfig& config() const override { return config_; }
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
-    return model_->loss(tokens, targets);
-  }
-  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) override {
-    return model_->layers(std::move(tokens), std::move(targets));
-  }
-  at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
-  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) override {
-    return model_->logits_next(tokens, cache);
-  }
-  void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
-  std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }
-  std::map<std::string, std::string> tied_names() const override {
-    if (!model_->config().tie_word_embeddings) return {};
-    return {{"lm_head.weight", "model.embed_tokens.weight"}};
-  }
-
- private:
-  LlamaLanguageModelConfig config_;
-  Llama model_;
-};
-
 std::unique_ptr<LanguageModel> LlamaLanguageModelConfig::build() const {
-  return std::make_unique<LlamaLanguageModel>(sizes_);
+  return std::make_unique<ModuleLanguageModel<Llama, LlamaLanguageModelConfig>>(
+      sizes_, "model.embed_tokens.weight");
 }
 
 }  // namespace

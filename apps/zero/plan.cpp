@@ -1,0 +1,368 @@
+// `zero plan`: which configurations of ZeRO fit on described machines, and how fast they are.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/zero/bench.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
+#include "zero/models/architectures.h"
+#include "zero/planner/goodput.h"
+#include "zero/planner/papers.h"
+#include "zero/planner/planner.h"
+
+namespace zero::app::planning {
+namespace {
+
+using benchmarks::Json;
+using plan::Candidate;
+
+constexpr const char* kDescription =
+    "Says before a run which configurations of ZeRO fit on described machines, how fast each is, "
+    "what binds it, and\n"
+    "whether ZeRO is needed. Nothing runs: the model's step is traced without memory, and the rest "
+    "is arithmetic.\n\n"
+    "  zero plan --model gpt2-xl --batch 512 --seq 1024 --device h100 --hosts 4\n"
+    "  zero plan --model my/config.json --batch 64 --device v100 --per-host 1 --nvme 3GB/s --out "
+    "ds_config.json\n"
+    "  zero plan --model gpt2-xl --batch 512 --seq 1024 --device h100 --hosts 4 --scale 8..4096\n\n"
+    "Speeds are bytes a second (12GB/s) or bits (400Gbit). The columns:\n"
+    "  device, host, disk  bytes of a rank there, at the most in a step\n"
+    "  step                milliseconds, and those that operators take (compute), that are spent "
+    "waiting for gathers,\n"
+    "                      reductions, copies between device and host (offload) and the disk, and "
+    "in the update\n"
+    "  MFU                 FLOPs of the model, without recomputation, of the devices' peak";
+
+struct Options {
+  std::string model = "gpt2";
+  int64_t batch = 256;
+  int64_t seq = 1024;
+  std::string dtype = "bf16";
+  std::string device = "h100";
+  std::string hardware;
+  int64_t hosts = 1;
+  int64_t per_host = 0;
+  std::string host_memory, link, network, nvme, pcie, scale, out;
+  std::string nvme_path = "/local_nvme";
+  int64_t most_micro_batch = 64;
+  int64_t rows = 8;
+  double mtbf = 0;
+  double checkpoint = 60;
+  double restart = 300;
+  bool devices = false;
+  bool papers = false;
+  benchmarks::JsonFile json;
+};
+
+std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
+  OptionParser parser("plan", kDescription);
+  parser.add_option("--model", o.model,
+                    "A name, as gpt2, gpt2-xl or llama-nano, or a Hugging Face config.json");
+  parser.add_option("--batch", o.batch, "Sequences of a step, over all ranks")->check(positive());
+  parser.add_option("--seq", o.seq, "Tokens of a sequence")->check(positive());
+  parser
+      .add_option("--dtype", o.dtype,
+                  "fp32, or bf16 with fp32 master weights; fp16 where a device has no bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  parser.add_option("--device", o.device, "A device; --devices lists them");
+  parser.add_option("--hardware", o.hardware, "A JSON file that describes the machines instead")
+      ->type_name("FILE");
+  parser.add_option("--hosts", o.hosts, "Hosts")->check(positive());
+  parser.add_option("--per-host", o.per_host, "Devices of a host; 0: as many as usual")
+      ->check(not_negative());
+  parser.add_option("--host-memory", o.host_memory, "Memory of a host, as 1TB")->type_name("BYTES");
+  const auto speed = [&](const char* name, std::string& value, const char* what) {
+    parser.add_option(name, value, what)->type_name("SPEED");
+  };
+  speed("--link", o.link, "Of a device to the others of its host, one way");
+  speed("--network", o.network, "Of a host to the others, one way, as 400Gbit");
+  speed("--pcie", o.pcie, "Between a device and its host, each way");
+  speed("--nvme", o.nvme, "Of a host's disks, reads and writes together; without it there is none");
+  parser.add_option("--most-micro-batch", o.most_micro_batch, "The largest micro-batch to try")
+      ->check(positive());
+  parser.add_option("--rows", o.rows, "Candidates to show")->check(positive());
+  parser
+      .add_option("--scale", o.scale,
+                  "Other numbers of ranks, doubling, as 8..4096, with the "
+                  "batch of a rank")
+      ->type_name("FROM..TO");
+  parser.add_option("--out", o.out, "File for the best candidate's configuration")
+      ->type_name("FILE");
+  parser.add_option("--nvme-path", o.nvme_path, "The folder for states on disk in that file");
+  parser
+      .add_option("--mtbf", o.mtbf,
+                  "Hours between failures of one device: says how often to save; 0: does not")
+      ->check(not_negative());
+  parser.add_option("--checkpoint", o.checkpoint, "Seconds that a checkpoint stops training")
+      ->check(positive());
+  parser.add_option("--restart", o.restart, "Seconds from a failure until training goes on")
+      ->check(not_negative());
+  parser.add_flag("--devices", o.devices, "List the devices, with the sources of their figures");
+  parser.add_flag("--papers", o.papers, "Print the tables of papers beside what is predicted");
+  o.json.add_to(parser);
+  if (const auto status = parser.read(arguments)) return status;
+  o.json.check();
+  benchmarks::check_file("--out", o.out);
+  return std::nullopt;
+}
+
+double speed_of(const char* option, const std::string& text) {
+  return quantity(option, text, Quantity::bytes);
+}
+
+// Returns false if a tested row is further off than it may be.
+bool print_papers() {
+  std::string table;
+  int failed = 0;
+  for (const auto& row : plan::published_rows()) {
+    if (row.table != table) {
+      table = row.table;
+      fmt::print("\n{}\n  {:<44} {:>10} {:>10} {:<6} {:>8} {:>6}\n", table, "row", "published",
+                 "predicted", "", "off", "may be");
+    }
+    const bool tested = row.tolerance > 0;
+    fmt::print("  {:<44} {:>10.4g} {:>10.4g} {:<6} {:>+7.1f}% {:>6}{}{}\n", row.name, row.published,
+               row.predicted, row.unit, 100 * row.error(),
+               tested ? fmt::format("{:.3g}%", 100 * row.tolerance) : "-",
+               row.note.empty() ? "" : "  " + row.note, row.passes() ? "" : "  TOO FAR");
+    if (!row.passes()) ++failed;
+  }
+  if (failed > 0) fmt::print("\n{} rows are further off than they may be.\n", failed);
+  return failed == 0;
+}
+
+plan::Cluster cluster_of(const Options& o) {
+  auto cluster =
+      o.hardware.empty()
+          ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
+          : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
+  if (!o.host_memory.empty()) cluster.host_memory = speed_of("--host-memory", o.host_memory);
+  if (!o.link.empty()) cluster.inside.bandwidth = speed_of("--link", o.link);
+  if (!o.network.empty()) cluster.between.bandwidth = speed_of("--network", o.network);
+  if (!o.pcie.empty()) cluster.device.pcie = speed_of("--pcie", o.pcie);
+  if (!o.nvme.empty()) cluster.nvme = speed_of("--nvme", o.nvme);
+  return cluster;
+}
+
+std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
+
+std::string verdict(const Candidate& c) {
+  if (c.fits()) return "fits";
+  std::vector<std::string> lacks;
+  for (const auto& [bytes, where] :
+       {std::pair(c.device_lacks, "device"), {c.host_lacks, "host"}, {c.disk_lacks, "disk"}}) {
+    if (bytes > 0) lacks.push_back(fmt::format("{} {}", where, format_bytes(bytes)));
+  }
+  return fmt::format("lacks {}", fmt::join(lacks, ", "));
+}
+
+void print_table(const std::vector<Candidate>& candidates, size_t rows) {
+  fmt::print(
+      "\n{:<54} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>10} {:>6}\n",
+      "configuration", "device", "host", "disk", "step ms", "compute", "gather", "reduce",
+      "offload", "update", "disk", "tokens/s", "MFU");
+  for (size_t i = 0; i < std::min(rows, candidates.size()); ++i) {
+    const auto& c = candidates[i];
+    fmt::print("{:<54} {:>10} {:>10} {:>10}", c.words(), bytes(c.memory.device),
+               bytes(c.memory.host), bytes(c.memory.disk));
+    if (!c.fits()) {
+      fmt::print("  {}\n", verdict(c));
+      continue;
+    }
+    const auto& t = c.time;
+    fmt::print(
+        " {:>9.1f} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>10.0f} {:>5.1f}%\n",
+        1e3 * t.seconds, 1e3 * t.compute, 1e3 * t.gather, 1e3 * t.reduce, 1e3 * t.offload,
+        1e3 * t.update, 1e3 * t.disk, c.tokens_per_second, 100 * c.mfu);
+  }
+}
+
+void print_memory(const Candidate& best) {
+  fmt::print("\nA rank of the first one, by category:\n");
+  for (size_t i = 0; i < kCategories; ++i) {
+    const auto category = static_cast<Category>(i);
+    if (best.memory.of(category) == 0) continue;
+    fmt::print("  {:<18} {:>12}\n", name(category), bytes(best.memory.of(category)));
+  }
+  fmt::print("  {:<18} {:>12}, at {} in {}\n", "all at once", bytes(best.memory.device),
+             best.memory.peak_operator,
+             best.memory.peak_module.empty() ? "the model" : best.memory.peak_module);
+}
+
+Json json_of(const Candidate& c) {
+  Json memory = Json::object();
+  for (size_t i = 0; i < kCategories; ++i)
+    memory[std::string(name(static_cast<Category>(i)))] = c.memory.peaks[i];
+  Json json = {
+      {"configuration", c.words()},
+      {"fits", c.fits()},
+      {"micro_batch", c.micro_batch},
+      {"accumulation", c.config.gradient_accumulation_steps},
+      {"stage", c.config.stage},
+      {"device_bytes", c.memory.device},
+      {"host_bytes", c.memory.host},
+      {"disk_bytes", c.memory.disk},
+      {"memory", memory},
+      {"lacks", {{"device", c.device_lacks}, {"host", c.host_lacks}, {"disk", c.disk_lacks}}}};
+  if (c.fits()) {
+    json["step_seconds"] = {{"total", c.time.seconds},   {"compute", c.time.compute},
+                            {"gather", c.time.gather},   {"reduce", c.time.reduce},
+                            {"offload", c.time.offload}, {"update", c.time.update},
+                            {"disk", c.time.disk}};
+    json["tokens_per_second"] = c.tokens_per_second;
+    json["mfu"] = c.mfu;
+  }
+  return json;
+}
+
+void print_devices() {
+  fmt::print("{:<11} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8} {:>5} {:>9} {:>8}  {}\n", "device",
+             "TFLOP/s", "fp32", "memory", "GB/s", "link", "PCIe", "host", "network", "products",
+             "source");
+  for (const auto& d : plan::devices()) {
+    fmt::print(
+        "{:<11} {:>9.1f} {:>9.1f} {:>8.0f} {:>9.0f} {:>9.0f} {:>8.0f} {:>5} {:>9.1f} {:>8.2f}  "
+        "{}\n",
+        d.name, d.flops * 1e-12, d.flops_fp32 * 1e-12, d.memory * 1e-9, d.bandwidth * 1e-9,
+        d.link * 1e-9, d.pcie * 1e-9, d.per_host, d.network * 1e-9, d.products, d.source);
+  }
+}
+
+std::pair<int64_t, int64_t> range_of(const std::string& text) {
+  const auto dots = text.find("..");
+  int64_t first = 0;
+  int64_t last = 0;
+  const auto read = [](std::string_view part, int64_t& value) {
+    const auto end = part.data() + part.size();
+    const auto [at, error] = std::from_chars(part.data(), end, value);
+    return error == std::errc() && at == end && value > 0;
+  };
+  const std::string_view all(text);
+  if (dots == std::string::npos || !read(all.substr(0, dots), first) ||
+      !read(all.substr(dots + 2), last) || first > last) {
+    throw ConfigError(
+        fmt::format("--scale is '{}'; it should be two numbers of ranks, as 8..4096.", text));
+  }
+  return {first, last};
+}
+
+Json print_scale(const plan::Question& question, const std::string& text) {
+  const auto [first, last] = range_of(text);
+  fmt::print("\n{:>7}  {:<54} {:>10} {:>9} {:>12} {:>12} {:>6}\n", "ranks", "the fastest", "device",
+             "step ms", "tokens/s", "of a rank", "scales");
+  Json rows = Json::array();
+  for (const auto& point : plan::scale(question, first, last)) {
+    const auto& c = point.best;
+    if (point.fits) {
+      fmt::print("{:>7}  {:<54} {:>10} {:>9.1f} {:>12.0f} {:>12.0f} {:>5.0f}%\n", point.ranks,
+                 c.words(), bytes(c.memory.device), 1e3 * c.time.seconds, c.tokens_per_second,
+                 c.tokens_per_second / static_cast<double>(point.ranks), 100 * point.efficiency);
+    } else {
+      fmt::print("{:>7}  {:<54} {:>10}  {}\n", point.ranks, c.words(), bytes(c.memory.device),
+                 verdict(c));
+    }
+    Json row = json_of(c);
+    row["ranks"] = point.ranks;
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace
+
+int run(const Arguments& arguments) {
+  Options o;
+  if (const auto status = read_command_line(arguments, o)) return *status;
+  if (o.devices) {
+    print_devices();
+    return 0;
+  }
+  if (o.papers) return print_papers() ? 0 : kFailed;
+  const auto sizes = language_model_config(o.model);
+  if (o.seq > sizes->context()) {
+    throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", o.seq,
+                                  o.model, sizes->context()));
+  }
+  sizes->set_dropout(0);
+  const plan::Question question{.trace = plan::tracer(*sizes, o.seq),
+                                .global_batch = o.batch,
+                                .sequence = o.seq,
+                                .bf16 = o.dtype == "bf16",
+                                .cluster = cluster_of(o),
+                                .most_micro_batch = o.most_micro_batch};
+  const auto& cluster = question.cluster;
+  const auto answer = plan::plan(question);
+  fmt::print("{} in {}, {:.1f} M parameters; {} sequences of {} tokens; {} {} on {} host{}\n",
+             o.model, question.bf16 && !cluster.device.bf16 ? "fp16" : o.dtype,
+             static_cast<double>(answer.parameters) * 1e-6, o.batch, o.seq, cluster.ranks(),
+             cluster.device.name, cluster.hosts, cluster.hosts == 1 ? "" : "s");
+  print_table(answer.candidates, static_cast<size_t>(o.rows));
+  if (answer.best().fits()) print_memory(answer.best());
+  fmt::print("\n{}\n{}\n", answer.zero_or_not, answer.binds);
+  for (const auto& sentence : {answer.helps, answer.largest_model, answer.fewest_devices}) {
+    if (!sentence.empty()) fmt::print("{}\n", sentence);
+  }
+  if (o.mtbf > 0) {
+    const plan::Failures failures{.between = o.mtbf * 3600,
+                                  .devices = cluster.ranks(),
+                                  .checkpoint = o.checkpoint,
+                                  .restart = o.restart};
+    const double interval = plan::best_interval(failures);
+    fmt::print(
+        "A failure comes every {:.3g} hours: save after each {:.3g} minutes of training, and "
+        "{:.1f} % "
+        "of the time is training.\n",
+        failures.of_job() / 3600, interval / 60, 100 * plan::goodput(failures, interval));
+  }
+  for (const auto& bound : answer.bounds) {
+    fmt::print("The memory of {} in {} is not exact: {}{}.\n", bound.name,
+               bound.module.empty() ? "the model" : bound.module, bound.why,
+               bound.bytes > 0 ? fmt::format(", at most {}", bytes(bound.bytes)) : "");
+  }
+  Json results = Json::array();
+  for (const auto& candidate : answer.candidates) results.push_back(json_of(candidate));
+  Json scale = Json::array();
+  if (!o.scale.empty()) scale = print_scale(question, o.scale);
+  if (!o.out.empty()) {
+    if (!answer.best().fits()) {
+      throw ConfigError(
+          fmt::format("Nothing fits, so {} was not written. {}", o.out, answer.binds));
+    }
+    const auto text = plan::ds_config(answer.best(), o.nvme_path);
+    OutputFile file(o.out, fail<Error>);
+    file.write(text.data(), text.size());
+    file.commit();
+    fmt::print("\nThe configuration of the first one is in {}.\n", o.out);
+  }
+  o.json.write("plan", benchmarks::machine(),
+               {{"model", o.model},
+                {"batch", o.batch},
+                {"seq", o.seq},
+                {"dtype", o.dtype},
+                {"cluster", Json::parse(plan::to_json(cluster))},
+                {"parameters", answer.parameters},
+                {"zero_or_not", answer.zero_or_not},
+                {"binds", answer.binds},
+                {"helps", answer.helps},
+                {"largest_model", answer.largest_model},
+                {"fewest_devices", answer.fewest_devices},
+                {"scale", scale}},
+               results);
+  return 0;
+}
+
+}  // namespace zero::app::planning
+
+namespace zero::app {
+
+int plan_run(const Arguments& arguments) { return planning::run(arguments); }
+
+}  // namespace zero::app

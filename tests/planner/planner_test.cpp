@@ -1,0 +1,164 @@
+// Plans: whether ZeRO is needed, in cases whose answer is known, and what a plan promises.
+#include "zero/planner/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "tests/support/message_of.h"
+#include "zero/base/error.h"
+#include "zero/config/settings.h"
+#include "zero/models/architectures.h"
+
+namespace zero::plan {
+namespace {
+
+std::string gpt2(int64_t layers, int64_t width, int64_t context = 1024) {
+  return R"({"model_type": "gpt2", "n_layer": )" + std::to_string(layers) + R"(, "n_head": )" +
+         std::to_string(width / 64) + R"(, "n_embd": )" + std::to_string(width) +
+         R"(, "n_positions": )" + std::to_string(context) +
+         R"(, "vocab_size": 50257, "attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0})";
+}
+
+struct Asked {
+  std::unique_ptr<LanguageModelConfig> model;
+  Question question;
+};
+
+Asked ask(const std::string& json, const Cluster& cluster, int64_t batch, int64_t sequence = 1024) {
+  Asked asked{.model = language_model_config_from_json(json, "test"), .question = {}};
+  asked.question = {.trace = tracer(*asked.model, sequence),
+                    .global_batch = batch,
+                    .sequence = sequence,
+                    .cluster = cluster,
+                    .most_micro_batch = 4};
+  return asked;
+}
+
+// Only biases and norms are trained, or an adapter as small: the others are frozen.
+Tracer mostly_frozen(const LanguageModelConfig& model, int64_t sequence) {
+  return [&model, sequence](int64_t batch, int64_t recompute, const TraceOptions& options) {
+    auto trace = plan::trace(model, batch, sequence, recompute, options);
+    for (auto& parameter : trace.model.parameters) parameter.trainable = parameter.sizes.size() < 2;
+    std::erase_if(trace.events, [&](const TraceEvent& event) {
+      return (event.kind == TraceEvent::Kind::arrival || event.kind == TraceEvent::Kind::place) &&
+             !trace.model.parameters[static_cast<size_t>(event.value)].trainable;
+    });
+    return trace;
+  };
+}
+
+void expect(const char* name, const std::string& begins, const Answer& answer) {
+  printf("%-22s %s\n", name, answer.zero_or_not.c_str());
+  EXPECT_TRUE(answer.zero_or_not.starts_with(begins)) << name << ": " << answer.zero_or_not;
+}
+
+TEST(Planner, KnowsWhetherZeroIsNeeded) {
+  const auto h100 = [](int64_t hosts, int64_t per_host) {
+    return cluster_of(device_named("H100"), hosts, per_host);
+  };
+  const auto small = gpt2(12, 768);
+  const auto xl = gpt2(48, 1600);
+  const auto seven = gpt2(16, 6144);  // few layers: traces are short
+  expect("small model", "ZeRO is not needed", plan(ask(small, h100(1, 8), 32).question));
+  expect("one device", "ZeRO is not needed", plan(ask(small, h100(1, 1), 4).question));
+  expect("one device, large", "One device has nobody", plan(ask(seven, h100(1, 1), 4).question));
+  expect("large model", "ZeRO is needed", plan(ask(seven, h100(1, 8), 32).question));
+  auto slow = ask(small, h100(4, 1), 32);
+  slow.question.cluster.between.bandwidth = 1.25e8;  // 1 Gbit/s
+  const auto over_slow_link = plan(slow.question);
+  expect("slow link", "ZeRO is not needed", over_slow_link);
+  EXPECT_NE(over_slow_link.binds.find("reductions"), std::string::npos) << over_slow_link.binds;
+  auto adapter = ask(seven, h100(1, 8), 32);
+  adapter.question.trace = mostly_frozen(*adapter.model, 1024);
+  expect("LoRA", "ZeRO is not needed", plan(adapter.question));
+  auto long_sequence = ask(gpt2(24, 2048, 65536), h100(1, 8), 8, 65536);
+  long_sequence.question.recomputes = false;
+  const auto of_long_sequence = plan(long_sequence.question);
+  expect("long sequence", "Nothing fits", of_long_sequence);
+  EXPECT_NE(of_long_sequence.zero_or_not.find("activations"), std::string::npos);
+  auto little_host = ask(gpt2(12, 12288), h100(1, 1), 4);
+  little_host.question.cluster.host_memory = 64e9;
+  const auto no_host = plan(little_host.question);
+  expect("too little host memory", "Nothing fits", no_host);
+  EXPECT_NE(no_host.zero_or_not.find("of memory"), std::string::npos);
+  EXPECT_TRUE(std::ranges::any_of(no_host.candidates, [](const Candidate& c) {
+    return c.device_lacks == 0 && c.host_lacks > 0;
+  }));
+  // Half of the layers pruned from a model that needs ZeRO.
+  const auto v100 = cluster_of(device_named("V100"), 1, 8);
+  expect("before pruning", "ZeRO is needed", plan(ask(gpt2(32, 2560), v100, 16).question));
+  expect("after pruning", "ZeRO is not needed", plan(ask(gpt2(8, 2560), v100, 16).question));
+  auto tuned = ask(xl, cluster_of(device_named("RTX 4090"), 1, 1), 4);
+  tuned.question.trace = mostly_frozen(*tuned.model, 1024);
+  expect("frequent tuning", "ZeRO is not needed", plan(tuned.question));
+  const auto quick = plan(ask(small, h100(8, 8), 64).question);
+  expect("low latency", "ZeRO is not needed", quick);
+  EXPECT_LT(quick.best().mfu, 0.5);  // a sequence a device is too little work beside its messages
+}
+
+TEST(Planner, APlanFitsAndItsConfigurationIsRead) {
+  auto asked = ask(gpt2(48, 1600), cluster_of(device_named("V100"), 2, 8), 64);
+  asked.question.cluster.nvme = 6e9;
+  const auto answer = plan(asked.question);
+  const auto& best = answer.best();
+  EXPECT_TRUE(best.fits());
+  EXPECT_GT(best.tokens_per_second, 0);
+  EXPECT_GT(best.mfu, 0);
+  EXPECT_LT(best.mfu, 1);
+  const auto& t = best.time;
+  EXPECT_NEAR(t.compute + t.gather + t.reduce + t.offload + t.update + t.disk, t.seconds,
+              1e-6 * t.seconds);
+  for (const auto& candidate : answer.candidates) {
+    const auto settings = Settings::parse(ds_config(candidate), static_cast<int>(candidate.ranks));
+    auto expected = candidate.config;
+    EXPECT_EQ(settings.engine.stage, expected.stage);
+    EXPECT_EQ(settings.engine.gradient_accumulation_steps, expected.gradient_accumulation_steps);
+    EXPECT_EQ(settings.engine.optimizer_states, expected.optimizer_states);
+    EXPECT_EQ(settings.engine.hpz_partition_size, expected.hpz_partition_size);
+    EXPECT_EQ(settings.program.micro_batch_size, candidate.micro_batch);
+  }
+}
+
+// Thousands of ranks cost as much as one.
+TEST(Planner, ScalesToThousandsOfRanks) {
+  const auto asked = ask(gpt2(24, 2048), cluster_of(device_named("H100"), 1, 8), 32);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto points = scale(asked.question, 1024, 4096);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  ASSERT_EQ(points.size(), 3U);
+  EXPECT_EQ(points.back().ranks, 4096);
+  for (const auto& point : points) {
+    EXPECT_TRUE(point.fits);
+    EXPECT_GT(point.efficiency, 0.3);
+    EXPECT_LT(point.efficiency, 1.01);
+  }
+  printf("three clusters in %.2f s\n", seconds.count());
+}
+
+TEST(Planner, RefusesWhatMakesNoSense) {
+  EXPECT_NE(message_of<ConfigError>([] { device_named("H1000"); }).find("H100"), std::string::npos);
+  EXPECT_NE(message_of<ConfigError>([] {
+              const auto asked = ask(gpt2(2, 128), cluster_of(device_named("H100"), 1, 8), 12);
+              plan(asked.question);
+            }).find("multiple of 8"),
+            std::string::npos);
+  for (const auto& [json, says] :
+       {std::pair{R"({"device": "H100", "network": 0})", "'network' is 0"},
+        {R"({"device": "H100", "wires": 3})", "'wires' is unknown"},
+        {R"({"hosts": 2})", "give 'device'"},
+        {R"([])", "must be an object"}}) {
+    const auto message =
+        message_of<ConfigError>([&, text = json] { cluster_from_json(text, "machines.json"); });
+    EXPECT_NE(message.find(says), std::string::npos) << message;
+  }
+  const auto described = cluster_from_json(to_json(cluster_of(device_named("A100"), 3)), "again");
+  EXPECT_EQ(described.device.name, "A100");
+  EXPECT_EQ(described.hosts, 3);
+}
+
+}  // namespace
+}  // namespace zero::plan

@@ -1,0 +1,55 @@
+// A language model over a module that computes it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zero/models/language/language_model.h"
+#include "zero/models/layers/tiled_linear.h"
+
+namespace zero {
+
+/// `Holder` holds a module with the functions of LanguageModel, and `Config` is the
+/// LanguageModelConfig of its sizes.
+template <class Holder, class Config>
+class ModuleLanguageModel final : public LanguageModel {
+ public:
+  /// Builds the module of these sizes, and the config from them and from `more`. If the sizes tie
+  /// the head to the embedding, `embedding` is the name of its weight.
+  template <class Sizes, class... More>
+  ModuleLanguageModel(const Sizes& sizes, std::string embedding, const More&... more)
+      : config_(sizes, more...),
+        model_(sizes),
+        embedding_(sizes.tie_word_embeddings ? std::move(embedding) : std::string()) {}
+
+  torch::nn::Module& module() override { return *model_; }
+  const LanguageModelConfig& config() const override { return config_; }
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return model_->loss(tokens, targets);
+  }
+  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) override {
+    return model_->layers(std::move(tokens), std::move(targets));
+  }
+  at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
+  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) override {
+    return model_->logits_next(tokens, cache);
+  }
+  void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
+  /// Parameters have Hugging Face's names, except for the tiles of a linear layer.
+  std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }
+  std::map<std::string, std::string> tied_names() const override {
+    if (embedding_.empty()) return {};
+    return {{"lm_head.weight", embedding_}};
+  }
+
+ private:
+  Config config_;
+  Holder model_;
+  std::string embedding_;
+};
+
+}  // namespace zero

@@ -1,0 +1,299 @@
+#include "zero/planner/memory.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "zero/engine/costs.h"
+#include "zero/engine/plan.h"
+#include "zero/engine/reduction_order.h"
+#include "zero/store/disk_tier.h"
+
+namespace zero::plan {
+namespace {
+
+// Staging of the collectives of ranks that share memory: comm/shm_collectives.cpp.
+constexpr int64_t kStaging = int64_t{4} << 20;
+
+/// A step played back.
+class Playback {
+ public:
+  Playback(const Trace& trace, const PlannedStep& step, const Config& config)
+      : trace_(trace),
+        step_(step),
+        units_(static_cast<size_t>(step.layout.unit_count())),
+        order_(trained_units(step)) {
+    for (size_t i = 0; i < units_.size(); ++i) {
+      const auto& unit = step.layout.unit(static_cast<int64_t>(i));
+      const auto& plan = step.units[i];
+      if (!plan.trainable) continue;
+      units_[i].large = unit.bytes() > config.unit_bytes && unit.segments.size() == 1;
+      if (units_[i].large) continue;
+      bucket_bytes_ = std::max(bucket_bytes_, unit.numel * plan.gradients.bucket_element_bytes());
+      slice_bytes_ = std::max(slice_bytes_, step.layout.slice_numel(static_cast<int64_t>(i)) *
+                                                plan.gradients.slice_element_bytes());
+    }
+    slice_bytes_ = std::min(slice_bytes_, bucket_bytes_);
+    gathers_ = step.sharded.parameters && !step.in_place;
+  }
+
+  /// Adds what a step holds all the time.
+  void hold(Category category, int64_t bytes) { add(category, bytes); }
+
+  /// Plays a step of so many passes. Peaks are those of the last step that was played: the order
+  /// of reductions is known from the second one on, and buckets that the first one took stay.
+  void step(int64_t passes) {
+    result_.peaks = now_;
+    result_.device = device_;
+    result_.host = host_;
+    for (int64_t i = 0; i < passes; ++i) pass(i == 0);
+    retire();
+    for (auto& unit : units_) add(Category::gradients, -std::exchange(unit.slice, 0));
+    if (!order_.known()) {
+      const auto seen = order_.seen();
+      order_.adopt(std::vector<int32_t>(seen.begin(), seen.end()));
+    }
+  }
+
+  RankMemory result() const { return result_; }
+
+ private:
+  static std::vector<int64_t> trained_units(const PlannedStep& step) {
+    std::vector<int64_t> units;
+    for (size_t u = 0; u < step.units.size(); ++u) {
+      if (step.units[u].trainable) units.push_back(static_cast<int64_t>(u));
+    }
+    return units;
+  }
+
+  void pass(bool first) {
+    first_ = first;
+    for (auto& unit : units_) unit.arrived = 0;
+    order_.restart();
+    for (const auto& event : trace_.events) {
+      op_ = event.op;
+      switch (event.kind) {
+        case TraceEvent::Kind::memory:
+          add(Category::activations, event.value);
+          break;
+        case TraceEvent::Kind::use:
+          if (gathers_) gather(step_.layout.unit_of(event.value), event.op);
+          break;
+        case TraceEvent::Kind::place:
+          if (step_.sharded.gradients) take_bucket(step_.layout.unit_of(event.value));
+          break;
+        case TraceEvent::Kind::arrival:
+          if (step_.sharded.gradients) arrive(event.value);
+          break;
+        case TraceEvent::Kind::loss:
+          break;
+      }
+    }
+    if (!step_.sharded.gradients) return;
+    while (const auto unit = order_.turn()) {
+      order_.advance();
+      reduce(*unit);
+    }
+  }
+
+  struct Unit {
+    bool large = false;
+    int64_t arrived = 0;
+    int64_t bucket = 0;   // bytes of the pool's array
+    int64_t adopted = 0;  // bytes of a gradient that is its own bucket
+    int64_t slice = 0;    // bytes of its sum
+    bool stays = false;   // the sum stays in the gradient's memory
+  };
+
+  void add(Category category, int64_t bytes) {
+    auto& now = now_[static_cast<size_t>(category)];
+    now += bytes;
+    auto& peak = result_.peaks[static_cast<size_t>(category)];
+    peak = std::max(peak, now);
+    (on_host(category) ? host_ : device_) += bytes;
+    result_.host = std::max(result_.host, host_);
+    if (device_ <= result_.device) return;
+    result_.device = device_;
+    if (trace_.operators.empty()) return;
+    result_.peak_operator = trace_.name_of(op_);
+    result_.peak_module = trace_.module_of(op_);
+  }
+
+  // --- Buckets ---
+
+  int64_t take(int64_t bytes) {
+    const int64_t whole = std::max(bytes, bytes <= slice_bytes_ ? slice_bytes_ : bucket_bytes_);
+    if (const auto found = free_.find(whole); found != free_.end()) {
+      free_.erase(found);
+    } else {
+      add(Category::gradient_buckets, whole);
+    }
+    return whole;
+  }
+
+  void take_bucket(int64_t u) {
+    auto& unit = units_[static_cast<size_t>(u)];
+    if (unit.bucket > 0 || unit.adopted > 0) return;
+    const auto& form = step_.units[static_cast<size_t>(u)].gradients;
+    unit.bucket =
+        take(step_.layout.unit(u).numel * static_cast<int64_t>(c10::elementSize(form.collected)));
+  }
+
+  void arrive(int64_t parameter) {
+    const int64_t u = step_.layout.unit_of(parameter);
+    auto& unit = units_[static_cast<size_t>(u)];
+    const auto& plan = step_.units[static_cast<size_t>(u)];
+    const auto& layout = step_.layout.unit(u);
+    if (unit.large && unit.bucket == 0 && unit.adopted == 0 &&
+        plan.gradients.collected == plan.dtype && layout.content == layout.numel) {
+      unit.adopted = layout.bytes();  // autograd's own memory, which the trace has freed
+      add(Category::activations, unit.adopted);
+    } else {
+      take_bucket(u);
+    }
+    ++unit.arrived;
+    if (complete(u)) order_.became_ready(u);
+    while (const auto next = order_.turn()) {
+      if (!complete(*next)) return;
+      order_.advance();
+      reduce(*next);
+    }
+  }
+  bool complete(int64_t u) const {
+    return units_[static_cast<size_t>(u)].arrived ==
+           static_cast<int64_t>(step_.layout.unit(u).segments.size());
+  }
+
+  void reduce(int64_t u) {
+    auto& unit = units_[static_cast<size_t>(u)];
+    if (unit.adopted == 0) take_bucket(u);
+    const auto& form = step_.units[static_cast<size_t>(u)].gradients;
+    const int64_t slice = step_.layout.slice_numel(u);
+    const bool below = step_.units[static_cast<size_t>(u)].gradients_at != Tier::device;
+    if (form.converts() && unit.bucket > 0) {
+      const int64_t converted =
+          take(step_.layout.unit(u).numel * static_cast<int64_t>(c10::elementSize(form.reduced)));
+      free_.insert(unit.bucket);
+      unit.bucket = converted;
+    }
+    int64_t output = 0;
+    const int64_t of_slice =
+        slice *
+        static_cast<int64_t>(c10::elementSize(step_.units[static_cast<size_t>(u)].gradient_dtype));
+    if (!first_ || below) {
+      output = take(slice * 4);
+    } else if (unit.adopted == 0) {
+      unit.slice = of_slice;
+      add(Category::gradients, of_slice);
+    }
+    if (under_way_.unit >= 0) retire();
+    under_way_ = {u, output};
+    if (unit.adopted > 0 && first_ && !below) {
+      // A sum of the gradient's own dtype stays in its memory; another one has memory of its own.
+      unit.slice = of_slice;
+      unit.stays = step_.units[static_cast<size_t>(u)].gradient_dtype ==
+                   step_.units[static_cast<size_t>(u)].dtype;
+      if (!unit.stays) add(Category::gradients, of_slice);
+    }
+  }
+
+  // The reduction under way ends.
+  void retire() {
+    if (under_way_.unit < 0) return;
+    auto& unit = units_[static_cast<size_t>(under_way_.unit)];
+    if (unit.bucket > 0) free_.insert(unit.bucket);
+    if (unit.adopted > 0) {
+      add(Category::activations, -unit.adopted);
+      if (std::exchange(unit.stays, false)) add(Category::gradients, unit.slice);
+    }
+    if (under_way_.output > 0) free_.insert(under_way_.output);
+    unit.bucket = unit.adopted = 0;
+    under_way_ = {};
+  }
+
+  // --- Gathered units ---
+
+  // The units of one operator are there together, and the one that was gathered last.
+  void gather(int64_t u, int64_t op) {
+    if (op != gather_op_) {
+      if (live_.size() > 1) {  // the newest one stays, as the next one on its way would
+        for (size_t i = 0; i + 1 < live_.size(); ++i) release(live_[i]);
+        live_.erase(live_.begin(), live_.end() - 1);
+      }
+      gather_op_ = op;
+    }
+    if (std::ranges::find(live_, u) != live_.end()) return;
+    live_.push_back(u);
+    add(Category::gathered_units, step_.layout.unit(u).bytes());
+  }
+  void release(int64_t u) { add(Category::gathered_units, -step_.layout.unit(u).bytes()); }
+
+  struct UnderWay {
+    int64_t unit = -1;
+    int64_t output = 0;
+  };
+
+  const Trace& trace_;
+  const PlannedStep& step_;
+  std::vector<Unit> units_;
+  ReductionOrder order_;
+  int64_t bucket_bytes_ = 0;
+  int64_t slice_bytes_ = 0;
+  bool gathers_ = false;
+  bool first_ = true;
+  int64_t op_ = 0;
+  int64_t gather_op_ = -1;
+  std::vector<int64_t> live_;
+  std::multiset<int64_t> free_;  // the pool's arrays that nobody uses, by bytes
+  UnderWay under_way_;
+  std::array<int64_t, kCategories> now_{};
+  int64_t device_ = 0;
+  int64_t host_ = 0;
+  RankMemory result_;
+};
+
+}  // namespace
+
+TraceOptions trace_options(const Config& config, bool host) {
+  const bool sharded = partition::sharding_of_stage(config.stage).gradients;
+  return {.dtype = config.parameter_dtype(),
+          .host = host,
+          .gradients_apart =
+              !sharded && config.accumulates_fp32() && config.parameter_dtype() != at::kFloat,
+          .optimizer = config.optimizer.value_or(Optimizer(AdamW{}))};
+}
+
+RankMemory predict_memory(const Trace& trace, const Config& config,
+                          const partition::RankGrid& grid) {
+  const auto& model = trace.model;
+  const auto layout = lay_out(model, config, grid);
+  const auto units = plan_units(layout, model, config, {.grid = grid});
+  auto step = planned_step(layout, units, model, config, grid);
+  const bool alone = grid.ranks() == 1;
+  step.in_place =
+      !model.own_memory && grid.hosts == 1 && config.offload_param.device == OffloadDevice::none;
+  Playback playback(trace, step, config);
+  const auto device = planned_memory(step, Tier::device);
+  const auto host = planned_memory(step, Tier::host);
+  playback.hold(Category::parameters, device.parameters);
+  playback.hold(Category::optimizer, device.optimizer);
+  if (!step.sharded.gradients) playback.hold(Category::gradients, device.gradients);
+  playback.hold(Category::host_parameters, host.parameters);
+  playback.hold(Category::host_gradients, host.gradients);
+  playback.hold(Category::host_optimizer, host.optimizer);
+  if (!alone) playback.hold(Category::communication, kStaging);
+  const int64_t disk = disk_bytes(step);
+  if (disk > 0) {
+    // Blocks of states on their way: work_of_step in engine/tiers.cpp.
+    playback.hold(model.own_memory ? Category::host_buffers : Category::offload_buffers,
+                  config.offload_optimizer.buffer_count * store::DiskTier::kBlockNumel * 16);
+  }
+  // Passes after the second one are like it.
+  for (int i = 0; i < 2; ++i) playback.step(std::min<int64_t>(2, step.passes));
+  auto memory = playback.result();
+  memory.disk = disk;
+  return memory;
+}
+
+}  // namespace zero::plan

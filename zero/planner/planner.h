@@ -1,0 +1,98 @@
+// Plans a run before a machine is rented: which configurations of ZeRO fit, how fast each is, what
+// binds it, and whether ZeRO is needed at all. `zero plan` prints what this computes.
+//
+//   const auto model = zero::language_model_config("gpt2-xl");
+//   const auto answer = zero::plan::plan(
+//       {.trace = zero::plan::tracer(*model, 1024), .global_batch = 512, .sequence = 1024,
+//        .cluster = zero::plan::cluster_of(zero::plan::device_named("H100"), 4)});
+//   std::cout << zero::plan::ds_config(answer.best());
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "zero/config/config.h"
+#include "zero/planner/hardware.h"
+#include "zero/planner/memory.h"
+#include "zero/planner/simulate.h"
+#include "zero/planner/trace.h"
+
+namespace zero::plan {
+
+/// Traces a step of `batch` sequences on one rank; `recompute` as in RecomputeSettings::every.
+using Tracer = std::function<Trace(int64_t batch, int64_t recompute, const TraceOptions& options)>;
+
+/// Returns the tracer of a language model, which must outlive it.
+Tracer tracer(const LanguageModelConfig& model, int64_t sequence);
+
+struct Question {
+  Tracer trace{};
+  int64_t global_batch = 256;  ///< sequences of a step, over all ranks
+  int64_t sequence = 1024;     ///< tokens of a sequence
+  bool bf16 = true;  ///< with fp32 master weights; fp16 where a device has no bf16; else fp32
+  Cluster cluster{};
+  Optimizer optimizer = AdamW{};
+  /// The micro-batches to try are the powers of two up to this.
+  int64_t most_micro_batch = 64;
+  /// Tries recomputation; a model that cannot recompute says no.
+  bool recomputes = true;
+};
+
+struct Candidate {
+  Config config{};
+  int64_t ranks = 1;
+  int64_t micro_batch = 1;
+  int64_t recompute = 0;
+  RankMemory memory{};
+  double device_lacks = 0;  ///< bytes of a rank beyond its device; 0: it fits
+  double host_lacks = 0;    ///< bytes beyond the host's memory
+  double disk_lacks = 0;    ///< bytes beyond the host's disk
+  StepTime time{};          ///< computed where it fits, in parts for the first ones
+  double tokens_per_second = 0;
+  double mfu = 0;  ///< FLOPs of the model, without recomputation, of the devices' peak
+
+  bool fits() const { return device_lacks <= 0 && host_lacks <= 0 && disk_lacks <= 0; }
+  /// Returns it in a few words: "stage 2, optimizer on the host, micro-batch 4 x 2".
+  std::string words() const;
+};
+
+struct Answer {
+  /// The best one comes first, which is the simplest of those that are within a fiftieth of the
+  /// fastest. Then come the others that fit, the fastest first, and those that lack something, the
+  /// nearest first.
+  std::vector<Candidate> candidates;
+  /// The plain case: whether ZeRO is needed.
+  std::string zero_or_not;
+  std::string binds;           ///< what binds the best candidate's step
+  std::string helps;           ///< the change that helps it most
+  std::string largest_model;   ///< the largest model that the cluster holds
+  std::string fewest_devices;  ///< the fewest devices that hold this model
+  std::vector<Bound> bounds;   ///< operators whose memory is not exact
+  int64_t parameters = 0;
+  int64_t trained = 0;  ///< of them
+
+  /// Returns the first candidate. Throws Error if there is none.
+  const Candidate& best() const;
+};
+
+/// Answers a question. Throws ConfigError if no micro-batch divides the batch over the ranks.
+Answer plan(const Question& question);
+
+/// A cluster of another size, and the fastest candidate there.
+struct ScalePoint {
+  int64_t ranks = 0;
+  Candidate best;
+  bool fits = false;
+  double efficiency = 0;  ///< tokens a second and rank, of those at the first point
+};
+/// Returns the best candidates on clusters from `first` to `last` ranks, doubling, with the batch
+/// of a rank that `question` has on its own cluster.
+std::vector<ScalePoint> scale(const Question& question, int64_t first, int64_t last);
+
+/// Returns the configuration file of a candidate, with DeepSpeed's keys, which `zero train
+/// --config` takes. `nvme_path` is the folder for states on disk.
+std::string ds_config(const Candidate& candidate, const std::string& nvme_path = "/local_nvme");
+
+}  // namespace zero::plan

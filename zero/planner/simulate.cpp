@@ -1,0 +1,220 @@
+#include "zero/planner/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "zero/engine/costs.h"
+#include "zero/engine/plan.h"
+
+namespace zero::plan {
+namespace {
+
+using paging::StepSchedule;
+using paging::UnitCosts;
+
+constexpr double kNanoseconds = 1e9;
+int64_t ns(double seconds) { return std::llround(seconds * kNanoseconds); }
+
+/// The work of one micro-batch by operators that use units.
+struct MicroBatch {
+  paging::Trace trace;
+  std::vector<double> seconds;
+  std::vector<uint8_t> backward;
+  std::vector<StepSchedule::Reduction> reductions;
+};
+
+// Units of few bytes (those of norms and biases, which every layer uses) count as present: `small`
+// tells which.
+MicroBatch micro_batch(const Trace& trace, const partition::Layout& layout, const Device& device,
+                       at::ScalarType dtype, const std::vector<uint8_t>& small) {
+  MicroBatch work;
+  std::vector<int64_t> arrived(static_cast<size_t>(layout.unit_count()), 0);
+  std::vector<int64_t> pinned;
+  size_t event = 0;
+  const auto count = static_cast<int64_t>(trace.operators.size());
+  const auto arrivals_until = [&](int64_t op) {
+    for (; event < trace.events.size() && trace.events[event].op <= op; ++event) {
+      const auto& e = trace.events[event];
+      if (e.kind == TraceEvent::Kind::use && e.op == op) {
+        const int64_t unit = layout.unit_of(e.value);
+        if (small[static_cast<size_t>(unit)] == 0 &&
+            std::ranges::find(pinned, unit) == pinned.end())
+          pinned.push_back(unit);
+      }
+      if (e.kind != TraceEvent::Kind::arrival) continue;
+      const int64_t unit = layout.unit_of(e.value);
+      if (++arrived[static_cast<size_t>(unit)] ==
+          static_cast<int64_t>(layout.unit(unit).segments.size()))
+        work.reductions.push_back({unit, work.seconds.empty() ? 0 : work.seconds.size() - 1});
+    }
+  };
+  double before = 0;  // of operators before the first that uses a unit
+  for (int64_t op = 0; op < count; ++op) {
+    pinned.clear();
+    arrivals_until(op);
+    const auto& traced = trace.operators[static_cast<size_t>(op)];
+    const double seconds = operator_seconds(traced, device, dtype);
+    if (pinned.empty()) {
+      (work.seconds.empty() ? before : work.seconds.back()) += seconds;
+      continue;
+    }
+    // Passes follow each other in the trace; operators of the same units in a pass are one.
+    if (!work.seconds.empty() && work.backward.back() == static_cast<uint8_t>(traced.backward) &&
+        work.trace.has(work.seconds.size() - 1, pinned)) {
+      work.seconds.back() += seconds;
+      continue;
+    }
+    work.trace.record(pinned);
+    work.seconds.push_back(seconds + std::exchange(before, 0));
+    work.backward.push_back(traced.backward ? 1 : 0);
+  }
+  arrivals_until(count);
+  return work;
+}
+
+/// The costs of a unit as times.
+UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
+                   const Cluster& cluster) {
+  const auto messages = unit_messages(step, u);
+  const auto& grid = step.grid;
+  const Collective collective{cluster};
+  const auto seconds = [&](const MessageBytes& message, const partition::Cluster& ranks) {
+    if (message.sent == 0) return 0.0;
+    return collective.seconds(static_cast<double>(message.sent),
+                              static_cast<double>(message.leaves), ranks.ranks(), ranks.hosts);
+  };
+  const auto block = grid.block();
+  const auto ranks = static_cast<double>(grid.ranks_a_host);
+  const auto of = [&](int64_t count, double bandwidth) {
+    return bandwidth > 0 ? ns(static_cast<double>(count) / bandwidth) : 0;
+  };
+  const double pcie = cluster.device.pcie;
+  const double disk = cluster.nvme / ranks;
+  UnitCosts times = bytes;
+  const int64_t gather = ns(seconds(messages.gather, block));
+  times.gather = bytes.gather == 0 ? 0
+                 : step.kept_on_hosts
+                     ? ns(seconds(messages.gather_in_host, {1, block.ranks_a_host}))
+                     : gather;
+  times.publish = bytes.publish == 0 ? 0 : gather;
+  const auto& sharded = step.sharded;
+  const double reduce = seconds(messages.reduce.front(), sharded.optimizer ? block : grid.all());
+  const double over_replicas = seconds(messages.reduce_over_replicas.front(), grid.same_slices()) +
+                               seconds(messages.gather_over_replicas.front(), grid.same_slices());
+  const bool deferred = bytes.reduce_at_end > 0;
+  times.reduce = bytes.reduce == 0 ? 0 : ns(reduce + (deferred ? 0 : over_replicas));
+  times.reduce_at_end = deferred ? ns(over_replicas) : 0;
+  times.gather_up = of(bytes.gather_up, pcie);
+  times.reduce_down = of(bytes.reduce_down, pcie);
+  times.reduce_down_next = of(bytes.reduce_down_next, pcie);
+  times.update_down = of(bytes.update_down, pcie);
+  times.update_up = of(bytes.update_up, pcie);
+  times.gather_read = of(bytes.gather_read, disk);
+  times.reduce_write = of(bytes.reduce_write, disk);
+  times.reduce_read = of(bytes.reduce_read, disk);
+  times.update_read = of(bytes.update_read, disk);
+  times.update_write = of(bytes.update_write, disk);
+  const double memory = cluster.device.bandwidth * cluster.device.streams;
+  times.update = bytes.updated_on_host ? of(bytes.update, cluster.host_update / ranks)
+                                       : of(bytes.update, memory);
+  return times;
+}
+
+constexpr paging::Speeds kTimes{.compute = 1,
+                                .link = kNanoseconds,
+                                .pcie = kNanoseconds,
+                                .disk = kNanoseconds,
+                                .update = kNanoseconds};
+
+StepSchedule schedule_of(const MicroBatch& work, int64_t passes) {
+  StepSchedule schedule;
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const size_t first = schedule.flops.size();
+    for (size_t i = 0; i < work.seconds.size(); ++i) schedule.trace.record(work.trace.units(i));
+    schedule.flops.insert(schedule.flops.end(), work.seconds.begin(), work.seconds.end());
+    schedule.backward.insert(schedule.backward.end(), work.backward.begin(), work.backward.end());
+    for (const auto& reduction : work.reductions)
+      schedule.reductions.push_back({reduction.unit, first + reduction.after});
+  }
+  return schedule;
+}
+
+}  // namespace
+
+double operator_seconds(const TracedOperator& op, const Device& device, at::ScalarType dtype) {
+  const double peak = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * device.products;
+  const double memory = device.bandwidth * device.streams;
+  return std::max(op.flops / peak, op.bytes / memory);
+}
+
+StepTime simulate(const Trace& trace, const Config& config, const Cluster& cluster, bool split) {
+  const partition::RankGrid grid{
+      .hosts = cluster.hosts,
+      .ranks_a_host = cluster.per_host,
+      .shards = config.mics_shard_size > 0 ? config.mics_shard_size : cluster.ranks()};
+  const auto layout = lay_out(trace.model, config, grid);
+  const auto units = plan_units(layout, trace.model, config, {.grid = grid});
+  const auto step = planned_step(layout, units, trace.model, config, grid);
+  const auto bytes = unit_costs(step);
+
+  std::vector<UnitCosts> costs;
+  costs.reserve(bytes.size());
+  int64_t largest = 0;
+  for (size_t u = 0; u < bytes.size(); ++u) {
+    costs.push_back(times_of(step, static_cast<int64_t>(u), bytes[u], cluster));
+    largest = std::max(largest, bytes[u].bytes);
+  }
+  std::vector<uint8_t> small(bytes.size(), 0);
+  constexpr int64_t kSmall = 16;  // of the largest unit's bytes
+  for (size_t u = 0; u < bytes.size(); ++u) small[u] = bytes[u].bytes * kSmall < largest ? 1 : 0;
+  const auto work = micro_batch(trace, layout, cluster.device, config.parameter_dtype(), small);
+  // Their gathers are the first large unit's.
+  const auto first = std::ranges::find(small, uint8_t{0}) - small.begin();
+  for (size_t u = 0; u < bytes.size(); ++u) {
+    if (small[u] != 0) costs[static_cast<size_t>(first)].gather += costs[u].gather;
+  }
+  const auto run = [&](int64_t passes, const std::vector<UnitCosts>& with) {
+    auto schedule = schedule_of(work, passes);
+    schedule.units = with;
+    schedule.gathers = step.sharded.parameters;
+    schedule.reduces_in =
+        step.sharded.gradients ? paging::ReducesIn::every_pass : paging::ReducesIn::last_pass;
+    // Two units ahead, and those in use: what memory.h counts as gathered, and a little more.
+    // Without gathers all units are there, and there is nothing to choose.
+    schedule.prefetch_bytes = schedule.gathers ? 2 * largest : 0;
+    schedule.budget_bytes = schedule.gathers ? 4 * largest : int64_t{1} << 60;
+    schedule.read_ahead_bytes = schedule.prefetch_bytes;
+    return paging::simulate(schedule, kTimes).seconds;
+  };
+  const int64_t k = step.passes;
+  const auto total = [&](const std::vector<UnitCosts>& with) {
+    if (k <= 3) return run(k, with);
+    const double two = run(2, with);
+    return two + static_cast<double>(k - 2) * (run(3, with) - two);
+  };
+  StepTime time;
+  double now = time.seconds = total(costs);
+  if (!split) return time;
+  // A part costs what the step would gain without it. Parts go in this order.
+  const auto without = [&](double& part, auto&& clear) {
+    for (auto& unit : costs) clear(unit);
+    const double less = total(costs);
+    part = std::max(0.0, now - less);
+    now = less;
+  };
+  without(time.gather, [](UnitCosts& u) { u.gather = u.publish = 0; });
+  without(time.reduce, [](UnitCosts& u) { u.reduce = u.reduce_at_end = 0; });
+  without(time.disk, [](UnitCosts& u) {
+    u.gather_read = u.reduce_write = u.reduce_read = u.update_read = u.update_write = 0;
+  });
+  without(time.offload, [](UnitCosts& u) {
+    u.gather_up = u.reduce_down = u.reduce_down_next = u.update_down = u.update_up = 0;
+  });
+  without(time.update, [](UnitCosts& u) { u.update = 0; });
+  time.compute = now;
+  return time;
+}
+
+}  // namespace zero::plan

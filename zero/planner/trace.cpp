@@ -1,0 +1,480 @@
+#include "zero/planner/trace.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
+#include "zero/base/host_allocator.h"
+#include "zero/base/traced.h"
+#include "zero/engine/operator_cost.h"
+#include "zero/planner/meta_kernels.h"
+
+namespace zero::plan {
+namespace {
+
+constexpr auto kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+using Kind = TraceEvent::Kind;
+
+/// All that one trace writes down.
+struct Recording {
+  /// A block of memory that lives.
+  struct Block {
+    int64_t bytes = 0;
+    int64_t op = 0;
+    std::optional<at::ScalarType> dtype;
+  };
+
+  void memory(int64_t bytes) {
+    if (!running) return;
+    trace.events.push_back({Kind::memory, bytes, op});
+    held += bytes;
+    if (held <= trace.peak) return;
+    trace.peak = held;
+    trace.peak_at = op;
+  }
+  void add(Kind kind, int64_t value) { trace.events.push_back({kind, value, op}); }
+  /// Memory of an operator's own that comes and goes.
+  void scratch(int64_t bytes) {
+    memory(bytes);
+    memory(-bytes);
+  }
+  int64_t rounded(size_t bytes) const {
+    // A CPU's large blocks take whole pages (host_allocator.h), a device's blocks 512 bytes.
+    const size_t to = !host ? 512 : bytes >= HostAllocator::kPaged ? 4096 : 1;
+    return static_cast<int64_t>((bytes + to - 1) / to * to);
+  }
+  int64_t index(std::vector<std::string>& list, std::map<std::string, int64_t, std::less<>>& known,
+                std::string_view name) {
+    const auto found = known.find(name);
+    if (found != known.end()) return found->second;
+    list.emplace_back(name);
+    return known[std::string(name)] = static_cast<int64_t>(list.size()) - 1;
+  }
+
+  Trace trace;
+  bool host = false;
+  bool running = false;    // a step runs: memory counts
+  bool backward = false;   // the step is in backward
+  bool uncounted = false;  // what is allocated now is a gradient's place
+  int64_t held = 0;
+  int64_t op = 0;
+  int64_t module = 0;
+  std::map<std::string, int64_t, std::less<>> names, modules;
+  std::unordered_map<const c10::StorageImpl*, int64_t> parameters;
+  std::vector<int64_t> module_of_parameter;
+  std::set<Block*> blocks;  // that live, of this step
+};
+
+thread_local std::shared_ptr<Recording> recording;
+
+// --- Memory ---
+
+// The memory behind a tensor: its bytes, and the trace that counts them.
+struct CountedBlock : Recording::Block {
+  std::shared_ptr<Recording> owner;
+  static void release(void* context) {
+    const std::unique_ptr<CountedBlock> block(static_cast<CountedBlock*>(context));
+    auto& of = *block->owner;
+    of.blocks.erase(block.get());
+    of.memory(-block->bytes);
+  }
+};
+
+class MetaAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device meta(c10::DeviceType::Meta);
+    if (!recording || !recording->running || recording->uncounted || bytes == 0)
+      return {nullptr, meta};
+    auto block = std::make_unique<CountedBlock>();
+    block->bytes = recording->rounded(bytes);
+    block->op = recording->op;
+    block->owner = recording;
+    recording->memory(block->bytes);
+    recording->blocks.insert(block.get());
+    return {nullptr, block.release(), &CountedBlock::release, meta};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
+};
+
+// --- Operators ---
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& each : value.toTensorList()) {
+      if (each.defined()) visit(each);
+    }
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& each : value.toOptionalTensorList()) {
+      if (each && each->defined()) visit(*each);
+    }
+  }
+}
+
+// FLOPs of operators of backward that operator_cost does not know.
+double backward_flops(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
+  const auto tensor = [&](size_t i) { return inputs[i].toTensor(); };
+  if (name.find("dot_product") != std::string_view::npos) {
+    // Five products where forward has two.
+    const auto cost =
+        operator_cost("scaled_dot_product_attention", {inputs[1], inputs[2], inputs[3]});
+    return cost ? 2.5 * static_cast<double>(cost->total_flops(0)) : 0;
+  }
+  if (name.find("convolution") == std::string_view::npos) return 0;
+  const auto weight = tensor(2);
+  const int64_t met = weight.size(0) > 0 ? weight.numel() / weight.size(0) : 0;
+  return 4.0 * static_cast<double>(tensor(0).numel()) * static_cast<double>(met);
+}
+
+// Attention's kernel of the traced device, without the scores; false if it has none for these
+// inputs, and computes them.
+bool fused_attention(torch::jit::Stack& stack) {
+  const size_t first = stack.size() - 8;
+  const auto queries = stack[first].toTensor();
+  auto keys = stack[first + 1].toTensor();
+  auto values = stack[first + 2].toTensor();
+  const auto mask = stack[first + 3].toOptional<at::Tensor>();
+  const double dropout = stack[first + 4].toDouble();
+  const bool causal = stack[first + 5].toBool();
+  const auto scale = stack[first + 6].toOptional<double>();
+  const bool masks = mask && mask->defined();
+  if (queries.dim() != 4 || (recording->host && dropout > 0)) return false;
+  if (masks && mask->requires_grad()) return false;
+  if (keys.size(1) != queries.size(1)) {
+    const int64_t times = queries.size(1) / keys.size(1);
+    keys = keys.repeat_interleave(times, 1);
+    values = values.repeat_interleave(times, 1);
+  }
+  if (recording->host) {
+    // Each thread has tiles of scores and a row of sums.
+    const int64_t rows = queries.size(2) >= 768 ? 256 : queries.size(2) >= 192 ? 64 : 32;
+    const int64_t columns = std::min<int64_t>(512, keys.size(2));
+    recording->scratch(at::get_num_threads() * rows * (columns + queries.size(3) + 2) * 4);
+  }
+  auto result = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+      queries, keys, values, dropout, causal, mask, scale));
+  torch::jit::drop(stack, 8);
+  torch::jit::push(stack, std::move(result));
+  return true;
+}
+
+// Returns whether an operator reads or writes elements: views and new memory do not.
+bool moves(const c10::FunctionSchema& schema) {
+  const auto& name = schema.name();
+  if (name.starts_with("aten::empty") || name.starts_with("aten::new_empty") ||
+      name == "aten::reshape" || name == "aten::contiguous")
+    return false;
+  return std::ranges::none_of(schema.returns(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+struct Unbounded {
+  std::string_view name;
+  const char* why;
+};
+// Their results have as many elements as values decide, at most those of the input.
+constexpr std::array kUnbounded{Unbounded{"aten::masked_select", "its size depends on values"},
+                                Unbounded{"aten::nonzero", "its size depends on values"}};
+
+bool bounded(std::string_view name, torch::jit::Stack& stack) {
+  if (name == "aten::masked_select") {
+    const auto self = stack[stack.size() - 2].toTensor();
+    torch::jit::drop(stack, 2);
+    torch::jit::push(stack, self.reshape({-1}).clone());
+    return true;
+  }
+  if (name == "aten::nonzero") {
+    const auto self = torch::jit::pop(stack).toTensor();
+    torch::jit::push(stack, at::empty({self.numel(), self.dim()}, self.options().dtype(at::kLong)));
+    return true;
+  }
+  return false;
+}
+
+void note_bound(Recording& r, std::string_view name, int64_t bytes, const char* why) {
+  auto& bounds = r.trace.bounds;
+  const auto& module = r.trace.modules[static_cast<size_t>(r.module)];
+  const auto same = std::ranges::find_if(
+      bounds, [&](const Bound& b) { return b.name == name && b.module == module; });
+  if (same == bounds.end()) bounds.push_back({std::string(name), module, bytes, why});
+}
+
+void run_traced(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+  const auto& schema = op.schema();
+  const auto& arguments = schema.arguments();
+  const size_t first = stack->size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "device") (*stack)[first + i] = c10::Device(c10::DeviceType::Meta);
+  }
+  if (!recording || !recording->running) return op.callBoxed(stack);
+  auto& r = *recording;
+  const auto& name = schema.name();
+  const c10::ArrayRef<const c10::IValue> inputs(stack->data() + first, arguments.size());
+  TracedOperator traced{.name = r.index(r.trace.names, r.names, name), .backward = r.backward};
+  r.op = static_cast<int64_t>(r.trace.operators.size());
+  for (const auto& input : inputs) {
+    for_each_tensor(input, [&](const at::Tensor& tensor) {
+      traced.bytes += static_cast<double>(tensor.nbytes());
+      const auto found = r.parameters.find(storage_of(tensor));
+      if (found == r.parameters.end()) return;
+      r.add(Kind::use, found->second);
+      r.module = r.module_of_parameter[static_cast<size_t>(found->second)];
+    });
+  }
+  traced.module = r.module;
+  const auto cost = operator_cost(name, inputs);
+  if (!cost && name.find("_backward") != std::string::npos)
+    traced.flops = backward_flops(name, inputs);
+  r.trace.operators.push_back(traced);
+  for (const auto& each : kUnbounded) {
+    if (name == each.name) note_bound(r, name, 0, each.why);
+  }
+  const bool done = (name == "aten::scaled_dot_product_attention" && fused_attention(*stack)) ||
+                    bounded(name, *stack);
+  try {
+    if (!done) op.callBoxed(stack);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::string_view reason = error.what();
+    reason = reason.substr(0, reason.find('\n'));
+    const auto& module = r.trace.modules[static_cast<size_t>(r.module)];
+    throw Error(fmt::format(
+        "The operator {} cannot be traced without values{}: {} Give the planner a module whose "
+        "forward pass does not read values, or measure a real step of it (memory_budget).",
+        name, module.empty() ? "" : fmt::format(" (near the module '{}')", module), reason));
+  }
+  int64_t elements = 0;
+  double written = 0;
+  const size_t results = done ? 1 : schema.returns().size();
+  for (size_t i = stack->size() - results; i < stack->size(); ++i) {
+    for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) {
+      elements = std::max(elements, tensor.numel());
+      written += static_cast<double>(tensor.nbytes());
+      const auto* storage = storage_of(tensor);
+      if (storage == nullptr || storage->data_ptr().get_deleter() != &CountedBlock::release) return;
+      auto& block = *static_cast<CountedBlock*>(storage->data_ptr().get_context());
+      if (!block.dtype) block.dtype = tensor.scalar_type();
+    });
+  }
+  auto& written_down = r.trace.operators[static_cast<size_t>(r.op)];
+  written_down.bytes = moves(schema) ? written_down.bytes + written : 0;
+  if (cost) written_down.flops = static_cast<double>(cost->total_flops(elements));
+  if (name == "aten::lstm" || name == "aten::gru") {
+    note_bound(r, name, static_cast<int64_t>(2 * written),
+               "the device's kernel keeps a workspace for backward");
+  }
+}
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static MetaAllocator allocator;
+    constexpr uint8_t kPriority = 100;
+    c10::SetAllocator(c10::DeviceType::Meta, &allocator, kPriority);
+    // Kept for the life of the process, as a registration at its start would be.
+    auto* library = new torch::Library(torch::Library::IMPL, "_", kMode,  // NOLINT: never freed
+                                       __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&run_traced>());
+    add_meta_kernels();
+  });
+}
+
+// --- Gradients ---
+
+// Takes the gradient of a parameter as an engine does.
+class Hook final : public torch::autograd::PostAccumulateGradHook, public GradientPlace {
+ public:
+  Hook(std::shared_ptr<Recording> r, int64_t parameter, const at::Tensor& shape, bool apart)
+      : recording_(std::move(r)),
+        parameter_(parameter),
+        shape_(shape.sizes().vec()),
+        strides_(shape.strides().vec()),
+        options_(shape.options()),
+        apart_(apart) {}
+  void operator()(const torch::autograd::Variable& variable) override {
+    recording_->add(Kind::arrival, parameter_);
+    variable.mutable_grad() = at::Tensor();
+  }
+  at::Tensor place() override {
+    if (apart_ || std::exchange(given_, true)) return {};
+    recording_->add(Kind::place, parameter_);
+    recording_->uncounted = true;
+    auto place = at::empty_strided(shape_, strides_, options_.requires_grad(std::nullopt));
+    recording_->uncounted = false;
+    return place;
+  }
+
+ private:
+  std::shared_ptr<Recording> recording_;
+  int64_t parameter_;
+  std::vector<int64_t> shape_, strides_;
+  at::TensorOptions options_;
+  bool apart_;
+  bool given_ = false;
+};
+
+std::string module_of(const std::string& name) {
+  const auto dot = name.rfind('.');
+  return dot == std::string::npos ? std::string() : name.substr(0, dot);
+}
+
+std::vector<KeptBytes> kept_of(const Recording& r) {
+  std::vector<const Recording::Block*> blocks(r.blocks.begin(), r.blocks.end());
+  std::ranges::stable_sort(blocks, {}, &Recording::Block::op);
+  std::vector<KeptBytes> kept;
+  for (const auto* block : blocks) {
+    const auto& module = r.trace.module_of(block->op);
+    const auto dtype = block->dtype.value_or(at::ScalarType::Undefined);
+    const auto same = std::ranges::find_if(
+        kept, [&](const KeptBytes& k) { return k.module == module && k.dtype == dtype; });
+    if (same != kept.end()) {
+      same->bytes += block->bytes;
+    } else {
+      kept.push_back({module, dtype, block->bytes});
+    }
+  }
+  return kept;
+}
+
+}  // namespace
+
+int64_t Trace::parameters() const {
+  int64_t sum = 0;
+  for (const auto& parameter : model.parameters) sum += parameter.numel();
+  return sum;
+}
+double Trace::flops() const {
+  double sum = 0;
+  for (const auto& op : operators) sum += op.flops;
+  return sum;
+}
+double Trace::forward_flops() const {
+  double sum = 0;
+  for (const auto& op : operators) sum += op.backward ? 0 : op.flops;
+  return sum;
+}
+int64_t Trace::kept_bytes() const {
+  int64_t sum = 0;
+  for (const auto& each : kept) sum += each.bytes;
+  return sum;
+}
+
+struct Tracing::State {
+  explicit State(const TraceOptions& given) : options(given) {
+    if (recording) throw Error("A trace is under way on this thread; wait until it has ended.");
+    install();
+    recording = std::make_shared<Recording>();
+    recording->host = options.host;
+    recording->index(recording->trace.modules, recording->modules, "");
+    if (options.host) as_host.emplace();
+    mode.emplace(kMode);
+  }
+  ~State() {
+    recording->running = false;
+    recording.reset();
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  TraceOptions options;
+  std::optional<TracedAsHost> as_host;
+  std::optional<c10::impl::IncludeDispatchKeyGuard> mode;
+};
+
+Tracing::Tracing(const TraceOptions& options) : state_(std::make_unique<State>(options)) {}
+Tracing::~Tracing() = default;
+
+void Tracing::begin(const NamedTensors& tensors) {
+  auto& r = *recording;
+  const auto& options = state_->options;
+  std::set<std::string> fp32;
+  for (const auto& [name, buffer] : tensors.buffers) {
+    if (!buffer.defined()) continue;
+    r.trace.buffers += static_cast<int64_t>(buffer.nbytes());
+    if (name.ends_with("running_mean")) fp32.insert(module_of(name));
+  }
+  for (const auto& [name, tensor] : tensors.parameters) {
+    if (!tensor.defined() || r.parameters.contains(storage_of(tensor))) continue;
+    if (!tensor.is_meta()) {
+      throw ConfigError(fmt::format(
+          "Parameter '{}' of a traced module is on {}. Build the module in the function that the "
+          "trace is given, so that it has no memory.",
+          name, tensor.device().str()));
+    }
+    const auto index = static_cast<int64_t>(r.trace.model.parameters.size());
+    const bool stays = fp32.contains(module_of(name));
+    const auto given = tensor.scalar_type();
+    auto parameter = tensor;
+    if (given == at::kFloat && !stays && options.dtype != at::kFloat)
+      parameter.set_data(tensor.detach().to(options.dtype));
+    r.parameters[storage_of(parameter)] = index;
+    r.module_of_parameter.push_back(r.index(r.trace.modules, r.modules, module_of(name)));
+    r.trace.model.parameters.push_back(
+        {.name = name,
+         .sizes = tensor.sizes().vec(),
+         .strides = tensor.strides().vec(),
+         .dtype = given,
+         .trainable = tensor.requires_grad(),
+         .stays_fp32 = stays,
+         .optimizer = optim::suited(options.optimizer, tensor.dim())});
+    if (!tensor.requires_grad()) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameter, std::make_unique<Hook>(recording, index, parameter, options.gradients_apart));
+  }
+  r.trace.model.own_memory = !options.host;
+}
+
+Trace Tracing::run(const std::function<at::Tensor()>& loss) {
+  auto& r = *recording;
+  r.running = true;
+  {
+    auto value = loss();
+    r.trace.kept = kept_of(r);
+    r.add(Kind::loss, 0);
+    r.backward = true;
+    value.backward();
+  }
+  r.running = false;
+  return std::move(r.trace);
+}
+
+Trace trace(const LanguageModelConfig& model, int64_t batch, int64_t sequence, int64_t recompute,
+            const TraceOptions& options) {
+  Tracing tracing(options);
+  const auto built = model.build();
+  built->recompute({.every = recompute});
+  built->module().train();
+  tracing.begin(named_tensors(built->module()));
+  const auto tokens = at::zeros({batch, sequence}, at::TensorOptions(at::kLong));
+  return tracing.run([&] { return built->loss(tokens, tokens); });
+}
+
+}  // namespace zero::plan
