@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 seconds=${1:-60}
 shift || true
 names=("$@")
-if ((${#names[@]} == 0)); then names=(config pt safetensors tokenizer tokens); fi
+if ((${#names[@]} == 0)); then names=(config pt safetensors text tokenizer tokens); fi
 scripts/build.sh asan "${names[@]/#/fuzz_}"
 
 folder=build/asan/tests/fuzz

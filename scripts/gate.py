@@ -29,7 +29,8 @@ TSAN_SHARD = 3
 TSAN_MINUTES = 20  # a build of the library from nothing and three tests
 TSAN_LIMIT = 60  # minutes of a gate at most, where ThreadSanitizer is due
 LINT_FILES = 16  # of 10 s of one core each
-FUZZERS = {"config": ["zero/config/"], "safetensors": ["zero/checkpoint/"], "tokenizer": ["zero/data/tokenizer", "zero/data/utf8"],
+FUZZERS = {"config": ["zero/config/"], "safetensors": ["zero/checkpoint/"], "text": ["zero/data/tokenizers/", "zero/data/jinja/", "zero/data/example"],
+           "tokenizer": ["zero/data/tokenizers/piece", "zero/data/utf8", "zero/data/token_pipe"],
            "tokens": ["zero/data/token_"]}
 ENVIRONMENTS = {"python": "scripts/python_environment.sh", "monitors": "scripts/monitors_environment.sh",
                 "trace": "scripts/trace_environment.sh"}

@@ -12,8 +12,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 packages=(
   g++ cmake ninja-build pkg-config ccache                                  # tools
   ca-certificates python3-pip unzip                                        # to fetch LibTorch
-  libcli11-dev libfmt-dev libhwy-dev libprotozero-dev liburing-dev libsentencepiece-dev libutfcpp-dev libxxhash-dev
-  nlohmann-json3-dev
+  libcli11-dev libfmt-dev libhwy-dev libpcre2-dev libprotozero-dev liburing-dev libsentencepiece-dev libutf8proc-dev libutfcpp-dev
+  libxxhash-dev nlohmann-json3-dev
   libgmock-dev libgtest-dev openmpi-bin python3-venv                       # tests and benchmarks
   python3-dev                                                              # the Python package
   bible-kjv                                                                # the text of `make demo`

@@ -17,6 +17,7 @@ namespace {
 constexpr Subcommand kSubcommands[] = {
     {"train", "train a GPT-2 on several ranks, with its states sharded", train},
     {"data", "turn text into token files", data},
+    {"generate", "continue a text with a model from a folder", generate},
     {"ckpt", "show, check, convert and compare checkpoints, and remove old ones", ckpt},
     {"bench", "measure collectives, links, disks and training steps", bench},
     {"plan", "say before a run what fits on which machines, and how fast it is", plan_run},

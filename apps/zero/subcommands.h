@@ -29,6 +29,7 @@ int train(const Arguments& arguments);
 int launch(const Arguments& arguments);
 int config(const Arguments& arguments);
 int data(const Arguments& arguments);
+int generate(const Arguments& arguments);
 int ckpt(const Arguments& arguments);
 int bench(const Arguments& arguments);
 int plan_run(const Arguments& arguments);

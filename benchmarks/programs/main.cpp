@@ -13,15 +13,17 @@ int run(Arguments arguments) {
     fmt::print(
         "usage: zero_bench SUBJECT [OPTIONS]\n\n"
         "  optimizer    bandwidth of the optimizers beside that of plain loops\n"
-        "  pager        nanoseconds that stage 3 adds to an operator that uses a parameter\n\n"
+        "  pager        nanoseconds that stage 3 adds to an operator that uses a parameter\n"
+        "  tokenizer    megabytes of text that a tokenizer encodes in a second\n\n"
         "`zero_bench SUBJECT --help` lists the options.\n");
     return arguments.empty() ? kUsage : 0;
   }
   arguments.erase(arguments.begin());
   if (name == "optimizer") return benchmarks::optimizer(arguments);
   if (name == "pager") return benchmarks::pager(arguments);
-  throw ConfigError(
-      fmt::format("'{}' is not a subject of zero_bench. It has: optimizer, pager.", name));
+  if (name == "tokenizer") return benchmarks::tokenizer(arguments);
+  throw ConfigError(fmt::format(
+      "'{}' is not a subject of zero_bench. It has: optimizer, pager, tokenizer.", name));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace zero::app::benchmarks {
 
 int optimizer(const Arguments& arguments);
 int pager(const Arguments& arguments);
+int tokenizer(const Arguments& arguments);
 
 /// Times AdamW's update of whole models in bf16 with fp32 master weights, and prints each row
 /// beside the published seconds. Throws OutOfMemory for a size that does not fit, before it

@@ -41,6 +41,9 @@ TEST(TokenFile, ReadsEachFormatAndTellsThemApart) {
        wide},
       {folder.write("named_otherwise", llm_c_bytes(kLlmCMagic, 1, 4, u16_bytes(kTokens))),
        TokenFormat::llm_c, wide},
+      {folder.write("wide.bin", llm_c_bytes(kLlmC32Magic, 7, 2, u16_bytes(kTokens))),
+       TokenFormat::llm_c_32,
+       {7 + (int64_t{50256} << 16), int64_t{65535} << 16}},
   };
   for (const auto& [path, format, tokens] : cases) {
     const TokenFile file(path);
@@ -76,7 +79,10 @@ TEST(TokenFile, SaysHowAFileLies) {
                "is truncated: it has 100 bytes");
   expect_error(folder.write("none.bin", llm_c_bytes(kLlmCMagic, 1, 0, "")), "holds no tokens");
   expect_error(folder.write("version.bin", llm_c_bytes(kLlmCMagic, 2, 4, payload)), "version 2");
-  expect_error(folder.write("llama.bin", llm_c_bytes(20240801, 7, 4, payload)), "32-bit tokens");
+  expect_error(folder.write("llama.bin", llm_c_bytes(kLlmC32Magic, 1, 2, payload)),
+               "llm.c tokens of 32 bits of version 1; only version 7");
+  expect_error(folder.write("short.bin", llm_c_bytes(kLlmC32Magic, 7, 4, payload)),
+               "promises 4 tokens, and it holds 2");
   expect_error(folder.write("model.bin", llm_c_bytes(20240326, 3, 4, payload)), "a model of llm.c");
   expect_error(folder.write("magic.bin", llm_c_bytes(1234, 1, 4, payload)),
                "its first word is 1234", TokenFormat::llm_c);

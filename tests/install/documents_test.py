@@ -101,7 +101,7 @@ def main() -> int:
         if "--help-all" in texts[0]:
             texts.append(help_of(program, subcommand, option="--help-all"))
         if subcommand == "data":
-            texts.append(help_of(program, subcommand, "prepare"))
+            texts += [help_of(program, subcommand, action) for action in listed(texts[0])]
         known.update(option for text in texts for option in re.findall(r"--[a-z][a-z0-9-]*", text))
     for page in [source / "README.md", *(source / "docs").glob("zero-*.md")]:
         for option in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text())) - known):

@@ -7,7 +7,9 @@
 #include <limits>
 
 #include "zero/base/error.h"
+#include "zero/models/architectures.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/key_value_cache.h"
 
 namespace zero {
 namespace {
@@ -50,6 +52,65 @@ TEST(Generate, DrawsFromTheSoftmaxAtTheTemperature) {
       EXPECT_NEAR(share[i], p, 4 * std::sqrt(p * (1 - p) / 4000)) << temperature << " " << i;
     }
   }
+}
+
+TEST(Generate, TopPLeavesTheLikeliestThatReachIt) {
+  // Probabilities 0.1, 0.4, 0.3, 0.2.
+  std::vector<float> logits;
+  for (const double p : {0.1, 0.4, 0.3, 0.2}) logits.push_back(static_cast<float>(std::log(p)));
+  const auto share = [&](double top_p, int64_t top_k = 0) {
+    return frequencies(
+        generate(kPrompt, constant(logits), {.tokens = 2000, .top_k = top_k, .top_p = top_p}), 4);
+  };
+  const auto two = share(0.6);
+  EXPECT_NEAR(two[1], 4.0 / 7, 0.05);
+  EXPECT_DOUBLE_EQ(two[1] + two[2], 1.0);
+  EXPECT_DOUBLE_EQ(share(0.3)[1], 1.0);
+  EXPECT_GT(share(0.95)[0], 0.05) << "0.9 is not enough without the last";
+  const auto of_three = share(0.5, 3);
+  EXPECT_DOUBLE_EQ(of_three[1] + of_three[2], 1.0) << "top_k leaves 4/9 for the first";
+}
+
+// Attention adds up in another order with a cache.
+TEST(Generate, ACacheOfKeysAndValuesGivesTheSameLogits) {
+  const char* mistral = R"({"model_type": "mistral", "vocab_size": 40, "hidden_size": 16,
+      "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "max_position_embeddings": 32, "sliding_window": 4})";
+  const char* gpt2 = R"({"model_type": "gpt2", "vocab_size": 40, "n_embd": 16, "n_layer": 2,
+      "n_head": 4, "n_positions": 32})";
+  for (const char* json : {mistral, gpt2}) {
+    torch::manual_seed(1);
+    const auto model = language_model_config_from_json(json, "here")->build();
+    model->module().eval();
+    const torch::NoGradGuard no_grad;
+    const auto cached = cached_logits(*model);
+    const auto text = at::randint(40, {1, 32}, at::kLong);
+    for (const int64_t length : {5, 6, 7, 12, 13, 32}) {
+      const auto seen = text.narrow(1, 0, length).contiguous();
+      EXPECT_TRUE(at::allclose(cached(seen), model->logits_last(seen), 1e-4, 1e-5)) << length;
+    }
+    const auto other = text.narrow(1, 3, 9).contiguous();
+    EXPECT_TRUE(at::allclose(cached(other), model->logits_last(other), 1e-4, 1e-5)) << "a new text";
+    KeyValueCache cache;
+    model->logits_next(text, cache);
+    EXPECT_THROW(model->logits_next(text.narrow(1, 0, 1), cache), ConfigError) << "the context";
+  }
+}
+
+TEST(Generate, EndsBeforeAStopTokenAndTellsEachToken) {
+  const LastLogits next = [](const at::Tensor& tokens) {
+    auto logits = at::zeros({1, 10});
+    logits[0][tokens[0][-1].item<int64_t>() + 1] = 1;
+    return logits;
+  };
+  std::vector<int64_t> told;
+  const auto tokens = generate(
+      kPrompt, next,
+      {.tokens = 5, .temperature = 0, .stop_tokens = {9, 6}, .on_token = [&](int64_t token) {
+         told.push_back(token);
+       }});
+  EXPECT_EQ(tokens, (std::vector<int64_t>{4, 5}));
+  EXPECT_EQ(told, tokens);
 }
 
 TEST(Generate, TopKLeavesOnlyTheLikeliest) {
@@ -115,6 +176,8 @@ TEST(Generate, RefusesBrokenModelsAndOptions) {
   EXPECT_THROW(generate(kPrompt, good, {.tokens = -1}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.context = 0}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.temperature = -1}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.top_p = 0}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.top_p = 1.5}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.top_k = -1}), ConfigError);
 }
 

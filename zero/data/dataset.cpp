@@ -192,7 +192,7 @@ void read_meta(const fs::path& folder, Dataset& dataset) {
       return found == meta.end() ? nlohmann::json() : *found;
     };
     const auto size = find("vocab_size");
-    if (!size.is_number_unsigned() || size < 1 || size > 65536)
+    if (!size.is_number_unsigned() || size < 1 || size > (1 << 24))
       refuse(fmt::format("has the vocab_size {}", excerpt(size.dump())));
     const auto tokenizer = find("tokenizer");
     if (!tokenizer.is_string())

@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <iterator>
-#include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -19,11 +16,11 @@
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/whole_folder.h"
 #include "zero/data/filter.h"
-#include "zero/data/foreign.h"
+#include "zero/data/line_writer.h"
 #include "zero/data/round_trip.h"
-#include "zero/data/token_file.h"
+#include "zero/data/text_files.h"
+#include "zero/data/token_output.h"
 #include "zero/data/tokenizer.h"
-#include "zero/data/utf8.h"
 
 namespace zero {
 namespace {
@@ -44,88 +41,6 @@ void check(const PrepareOptions& options) {
                                   options.validation_fraction));
   }
 }
-
-constexpr size_t kBlock = size_t{1} << 20;
-
-// Throws for what is no text.
-void check_text(const InputFile& file, bool must_be_utf8) {
-  if (file.size() == 0) throw DataError(fmt::format("{} is empty.", file.path().string()));
-  refuse_foreign(file, false);
-  std::string block;
-  for (uint64_t at = 0; at < file.size();) {
-    block.resize(std::min<uint64_t>(kBlock, file.size() - at));
-    file.read_at(at, block.data(), block.size());
-    refuse_nul(file, block, at);
-    const size_t good = must_be_utf8 ? valid_utf8(block) : block.size();
-    const bool cut = at + block.size() < file.size() && block.size() - good < 4;
-    at += good;
-    if (good < block.size() && !cut) {
-      throw DataError(
-          fmt::format("{} is not UTF-8 text at byte {}. Convert it, or prepare it by bytes.",
-                      file.path().string(), at));
-    }
-  }
-}
-
-// The inputs as one text, in which each file's last line is ended.
-class Text {
- public:
-  Text(const std::vector<fs::path>& paths, bool must_be_utf8) {
-    for (const auto& path : paths) {
-      InputFile file(path, &fail<DataError>);
-      check_text(file, must_be_utf8);
-      char last = 0;
-      file.read_at(file.size() - 1, &last, 1);
-      size_ += file.size() + (last == '\n' ? 0 : 1);
-      parts_.push_back({std::move(file), size_});
-    }
-  }
-
-  size_t size() const { return size_; }
-
-  // Its bytes from `offset` on: all that one file has, but at most kBlock; none at the end.
-  void read(size_t offset, std::string& block) const {
-    const auto part = std::upper_bound(parts_.begin(), parts_.end(), offset,
-                                       [](size_t at, const Part& one) { return at < one.end; });
-    block.clear();
-    if (part == parts_.end()) return;
-    const size_t begin = part == parts_.begin() ? 0 : std::prev(part)->end;
-    block.resize(std::min(kBlock, part->end - offset), '\n');
-    const size_t stored = part->file.size() - std::min(part->file.size(), offset - begin);
-    part->file.read_at(offset - begin, block.data(), std::min(block.size(), stored));
-  }
-
-  // The pieces of [begin, end), one after the other.
-  auto pieces(size_t begin, size_t end) const {
-    return [this, begin, end, block = std::string()]() mutable -> std::string_view {
-      if (begin == end) return {};
-      read(begin, block);
-      block.resize(std::min(block.size(), end - begin));
-      begin += block.size();
-      return block;
-    };
-  }
-
-  // The first start of a line at or after `offset`.
-  size_t line_at(size_t offset) const {
-    if (offset == 0) return 0;
-    std::string block;
-    for (size_t at = offset - 1; at < size_; at += block.size()) {
-      read(at, block);
-      const auto newline = block.find('\n');
-      if (newline != std::string::npos) return at + newline + 1;
-    }
-    return size_;
-  }
-
- private:
-  struct Part {
-    InputFile file;
-    size_t end;  // in the text
-  };
-  std::vector<Part> parts_;
-  size_t size_ = 0;
-};
 
 [[noreturn]] void refuse(const RoundTrip& round_trip) {
   throw DataError(fmt::format(
@@ -150,34 +65,40 @@ bool keeps(const Tokenizer& tokenizer, std::string_view text) {
 }
 
 // Writes the tokens of `pieces`, which give the same text each time, and returns their number.
-// Throws where they do not decode to the text.
-int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer, const FilterInput& pieces) {
-  OutputFile file(path, &fail<DataError>);
-  std::array<int32_t, kLlmCHeaderBytes / sizeof(int32_t)> header{kLlmCMagic, kLlmCVersion};
-  file.write(header.data(), kLlmCHeaderBytes);
-  int64_t count = 0;
-  std::vector<uint16_t> narrow;
+// Throws where they do not decode to the text. A tokenizer.json may change text by intent (case,
+// normal forms); of its tokens those that stand for what has no token are counted.
+int64_t write_tokens(const fs::path& path, const Tokenizer& tokenizer, const FilterInput& pieces,
+                     int64_t& unknown) {
+  TokenOutput file(path, tokenizer.vocab_size());
   RoundTrip round_trip(pieces);
+  const bool exact = tokenizer.pieces_are_text();
+  const auto no_token = tokenizer.unknown_token();
   tokenizer.encode(pieces, [&](std::span<const uint32_t> tokens) {
-    if (!decode(tokenizer, tokens, round_trip)) refuse(round_trip);
-    narrow.assign(tokens.begin(), tokens.end());
-    file.write(narrow.data(), narrow.size() * sizeof(uint16_t));
-    count += static_cast<int64_t>(tokens.size());
+    if (exact && !decode(tokenizer, tokens, round_trip)) refuse(round_trip);
+    if (no_token) unknown += std::count(tokens.begin(), tokens.end(), *no_token);
+    file.write(tokens);
   });
-  if (!round_trip.finish()) refuse(round_trip);
-  if (count > std::numeric_limits<int32_t>::max()) {
-    throw DataError(fmt::format(
-        "{} would hold {} tokens; llm.c's format counts at most {}. Prepare the text in parts.",
-        path.string(), count, std::numeric_limits<int32_t>::max()));
-  }
-  header[2] = static_cast<int32_t>(count);
-  file.write_at(0, header.data(), kLlmCHeaderBytes);
-  file.commit();
-  return count;
+  if (exact && !round_trip.finish()) refuse(round_trip);
+  return file.commit();
 }
 
 // All that a preparation writes.
-constexpr std::string_view kFiles[] = {"train.bin", "val.bin", "tokenizer.model", "meta.json"};
+constexpr std::string_view kFiles[] = {"train.bin",
+                                       "val.bin",
+                                       "train.marks.bin",
+                                       "val.marks.bin",
+                                       "tokenizer.model",
+                                       "meta.json",
+                                       "tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "config.json",
+                                       "chat_template.jinja",
+                                       "generation_config.json",
+                                       "special_tokens_map.json"};
+
+// These belong to a tokenizer.json.
+constexpr std::string_view kCompanions[] = {"tokenizer_config.json", "chat_template.jinja",
+                                            "special_tokens_map.json"};
 
 // Only what a preparation wrote is replaced, whatever the path was meant to be.
 void check_replaceable(const fs::path& folder, bool overwrite) {
@@ -237,6 +158,15 @@ std::optional<int> most_tokens(std::string_view message) {
   return error == std::errc() ? std::optional(most) : std::nullopt;
 }
 
+// The tokenizer.json that the option means; empty where it means something else.
+fs::path json_tokenizer(const fs::path& option) {
+  std::error_code error;
+  if (fs::is_directory(option, error)) {
+    return fs::exists(option / "tokenizer.json", error) ? option / "tokenizer.json" : fs::path();
+  }
+  return option.extension() == ".json" ? option : fs::path();
+}
+
 Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& training_text,
                          const fs::path& model, bool& changed) {
   if (options.tokenizer == "bytes") return Tokenizer::bytes();
@@ -259,18 +189,28 @@ Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& train
     std::error_code error;
     if (!fs::exists(options.tokenizer, error)) {
       throw DataError(fmt::format(
-          "--tokenizer is {}; it should be bpe, bytes, or the file of a sentencepiece model.",
+          "--tokenizer is {}; it should be bpe, bytes, the file of a sentencepiece model, a "
+          "tokenizer.json, or a folder with one.",
           options.tokenizer));
     }
-    changed = adopt(options.tokenizer, model);
+    const bool folder = fs::is_directory(options.tokenizer, error);
+    changed = adopt(
+        folder ? fs::path(options.tokenizer) / "tokenizer.model" : fs::path(options.tokenizer),
+        model);
   }
-  auto tokenizer = Tokenizer::load(model);
-  if (tokenizer.vocab_size() > 65536) {
-    throw DataError(fmt::format(
-        "The tokenizer {} has {} tokens; token files hold at most 65536 different ones.",
-        options.tokenizer, tokenizer.vocab_size()));
+  return Tokenizer::load(model);
+}
+
+// Copies a tokenizer.json, and what lies beside it.
+Tokenizer adopt_json(const fs::path& file, const fs::path& folder) {
+  write_file(folder / "tokenizer.json", read_file(file, &fail<DataError>));
+  std::error_code error;
+  for (const auto name : kCompanions) {
+    const auto companion = file.parent_path() / name;
+    if (fs::exists(companion, error))
+      write_file(folder / name, read_file(companion, &fail<DataError>));
   }
-  return tokenizer;
+  return Tokenizer::load(folder / "tokenizer.json");
 }
 
 }  // namespace
@@ -278,7 +218,13 @@ Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& train
 PrepareResult prepare(const PrepareOptions& options) {
   check(options);
   const bool by_bytes = options.tokenizer == "bytes";
-  const Text text(options.inputs, !by_bytes);
+  const auto source = json_tokenizer(options.tokenizer);
+  if (options.json_lines && source.empty()) {
+    throw ConfigError(
+        fmt::format("--tokenizer is {}; JSON lines need a tokenizer.json, or a folder with one.",
+                    options.tokenizer));
+  }
+  const TextFiles text(options.inputs, !by_bytes);
   const auto validation =
       std::min(static_cast<size_t>(static_cast<double>(text.size()) * options.validation_fraction),
                static_cast<size_t>(options.max_validation_bytes));
@@ -293,22 +239,35 @@ PrepareResult prepare(const PrepareOptions& options) {
   WholeFolder folder(options.output, &fail<DataError>);
   PrepareResult result;
   const auto tokenizer =
-      make_tokenizer(options, text.pieces(0, boundary), folder.path() / "tokenizer.model",
-                     result.tokenizer_changed);
+      source.empty() ? make_tokenizer(options, text.pieces(0, boundary),
+                                      folder.path() / "tokenizer.model", result.tokenizer_changed)
+                     : adopt_json(source, folder.path());
   result.vocab_size = tokenizer.vocab_size();
   result.train_bytes = static_cast<int64_t>(boundary);
   result.validation_bytes = static_cast<int64_t>(text.size() - boundary);
-  result.train_tokens =
-      write_tokens(folder.path() / "train.bin", tokenizer, text.pieces(0, boundary));
-  result.validation_tokens =
-      write_tokens(folder.path() / "val.bin", tokenizer, text.pieces(boundary, text.size()));
+  if (options.json_lines) {
+    const LineWriter lines(text, tokenizer, folder.path());
+    lines.write(0, boundary, "train", result.train_tokens, result);
+    lines.write(boundary, text.size(), "val", result.validation_tokens, result);
+  } else {
+    result.train_tokens = write_tokens(folder.path() / "train.bin", tokenizer,
+                                       text.pieces(0, boundary), result.unknown_tokens);
+    result.validation_tokens =
+        write_tokens(folder.path() / "val.bin", tokenizer, text.pieces(boundary, text.size()),
+                     result.unknown_tokens);
+  }
 
-  const nlohmann::ordered_json meta{{"tokenizer", by_bytes ? "bytes" : "tokenizer.model"},
-                                    {"vocab_size", result.vocab_size},
-                                    {"train_tokens", result.train_tokens},
-                                    {"validation_tokens", result.validation_tokens},
-                                    {"train_bytes", result.train_bytes},
-                                    {"validation_bytes", result.validation_bytes}};
+  nlohmann::ordered_json meta{
+      {"tokenizer", by_bytes ? std::string("bytes") : tokenizer.file().filename().string()},
+      {"vocab_size", result.vocab_size},
+      {"train_tokens", result.train_tokens},
+      {"validation_tokens", result.validation_tokens},
+      {"train_bytes", result.train_bytes},
+      {"validation_bytes", result.validation_bytes}};
+  if (options.json_lines) {
+    meta["documents"] = result.documents;
+    meta["supervised_tokens"] = result.supervised_tokens;
+  }
   const auto json = meta.dump(2) + "\n";
   write_file(folder.path() / "meta.json", json);
   folder.commit();

@@ -53,10 +53,16 @@ std::string_view name(TokenFormat format) {
       return "text by bytes";
     case TokenFormat::llm_c:
       return "llm.c tokens";
+    case TokenFormat::llm_c_32:
+      return "llm.c tokens of 32 bits";
     case TokenFormat::nano_gpt:
       return "nanoGPT tokens";
   }
   return "";
+}
+
+int64_t token_bytes(TokenFormat format) {
+  return format == TokenFormat::bytes ? 1 : format == TokenFormat::llm_c_32 ? 4 : 2;
 }
 
 TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenFormat> format)
@@ -66,11 +72,14 @@ TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenForma
   if (bytes == 0) throw DataError(fmt::format("{} is empty.", file));
   const auto header = header_of(*file_);
   const bool binary = path.extension() == ".bin";
-  format_ = format                    ? *format
-            : header[0] == kLlmCMagic ? TokenFormat::llm_c
-            : binary                  ? TokenFormat::nano_gpt
-                                      : TokenFormat::bytes;
-  if (!format && format_ != TokenFormat::llm_c) refuse_foreign(*file_, binary);
+  format_ = format                      ? *format
+            : header[0] == kLlmCMagic   ? TokenFormat::llm_c
+            : header[0] == kLlmC32Magic ? TokenFormat::llm_c_32
+            : binary                    ? TokenFormat::nano_gpt
+                                        : TokenFormat::bytes;
+  const bool wide = format_ == TokenFormat::llm_c_32;
+  const bool has_header = wide || format_ == TokenFormat::llm_c;
+  if (!format && !has_header) refuse_foreign(*file_, binary);
 
   if (format_ == TokenFormat::bytes) {
     std::string start(std::min(file_->size(), kTextCheckedAtStart), '\0');
@@ -79,30 +88,33 @@ TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenForma
     size_ = bytes;
     return;
   }
-  if (format_ == TokenFormat::llm_c) {
+  if (has_header) {
+    const int32_t magic = wide ? kLlmC32Magic : kLlmCMagic;
+    const int32_t version = wide ? kLlmC32Version : kLlmCVersion;
     if (bytes < static_cast<int64_t>(kLlmCHeaderBytes)) {
       throw DataError(fmt::format(
           "{} is truncated: it has {} bytes, and the header of llm.c tokens alone has {}.", file,
           bytes, kLlmCHeaderBytes));
     }
-    if (header[0] != kLlmCMagic) {
-      throw DataError(fmt::format("{} does not hold llm.c tokens: its first word is {}, not {}.",
-                                  file, header[0], kLlmCMagic));
+    if (header[0] != magic) {
+      throw DataError(fmt::format("{} does not hold {}: its first word is {}, not {}.", file,
+                                  zero::name(format_), header[0], magic));
     }
-    if (header[1] != kLlmCVersion) {
-      throw DataError(fmt::format(
-          "{} holds llm.c tokens of version {}; only version {} (u16 tokens) is supported.", file,
-          header[1], kLlmCVersion));
+    if (header[1] != version) {
+      throw DataError(fmt::format("{} holds {} of version {}; only version {} is supported.", file,
+                                  zero::name(format_), header[1], version));
     }
     header_ = kLlmCHeaderBytes;
   }
   const int64_t payload = bytes - static_cast<int64_t>(header_);
-  if (payload % 2 != 0) {
-    throw DataError(fmt::format(
-        "{} is damaged: its tokens have 2 bytes each, yet {} bytes hold them.", file, payload));
+  const int64_t width = token_bytes(format_);
+  if (payload % width != 0) {
+    throw DataError(
+        fmt::format("{} is damaged: its tokens have {} bytes each, yet {} bytes hold them.", file,
+                    width, payload));
   }
-  size_ = payload / 2;
-  if (format_ == TokenFormat::llm_c && header[2] != size_) {
+  size_ = payload / width;
+  if (has_header && header[2] != size_) {
     throw DataError(fmt::format("{} is {}: its header promises {} tokens, and it holds {}.", file,
                                 header[2] > size_ ? "truncated" : "damaged", header[2], size_));
   }
@@ -118,11 +130,13 @@ int64_t TokenFile::read(int64_t begin, std::span<int64_t> out) const {
          "a range of tokens within the file");
   const auto first = static_cast<uint64_t>(begin);
   if (format_ == TokenFormat::bytes) return read_tokens<uint8_t>(*file_, first, out);
+  if (format_ == TokenFormat::llm_c_32)
+    return read_tokens<uint32_t>(*file_, header_ + 4 * first, out);
   return read_tokens<uint16_t>(*file_, header_ + 2 * first, out);
 }
 
 void TokenFile::will_need(int64_t begin, int64_t count) const {
-  const uint64_t width = format_ == TokenFormat::bytes ? 1 : 2;
+  const auto width = static_cast<uint64_t>(token_bytes(format_));
   file_->will_need(header_ + width * static_cast<uint64_t>(begin),
                    width * static_cast<uint64_t>(count));
 }

@@ -15,18 +15,23 @@ namespace zero {
 class InputFile;
 
 enum class TokenFormat : uint8_t {
-  bytes,    ///< plain text: each byte is a token
-  llm_c,    ///< llm.c's .bin: 256 int32 header words (magic 20240520, version 1, number of tokens,
-            ///< zeros), then u16 tokens
-  nano_gpt  ///< nanoGPT's .bin: u16 tokens and nothing else
+  bytes,     ///< plain text: each byte is a token
+  llm_c,     ///< llm.c's .bin: 256 int32 header words (magic 20240520, version 1, number of tokens,
+             ///< zeros), then u16 tokens
+  llm_c_32,  ///< the same with u32 tokens, magic 20240801 and version 7
+  nano_gpt   ///< nanoGPT's .bin: u16 tokens and nothing else
 };
 
 inline constexpr int32_t kLlmCMagic = 20240520;
 inline constexpr int32_t kLlmCVersion = 1;
+inline constexpr int32_t kLlmC32Magic = 20240801;
+inline constexpr int32_t kLlmC32Version = 7;
 inline constexpr size_t kLlmCHeaderBytes = 1024;
 
-/// "text by bytes", "llm.c tokens", "nanoGPT tokens".
+/// "text by bytes", "llm.c tokens", "llm.c tokens of 32 bits", "nanoGPT tokens".
 std::string_view name(TokenFormat format);
+/// The bytes of a token: 1, 2 or 4.
+int64_t token_bytes(TokenFormat format);
 
 /// A read-only file of tokens: opening reads its header alone, and ranks of one host share its
 /// pages in the system's cache.
@@ -34,8 +39,8 @@ class TokenFile {
  public:
   /// Opens `path`. Without `format`, llm.c's magic decides, then the extension: .bin is nanoGPT's
   /// format, anything else is text; files of other known formats are refused (foreign.h). DataError
-  /// when the file is missing, empty, truncated, longer than its header says, of an odd number of
-  /// bytes, has a header of another kind, or is text with a NUL in its first MiB.
+  /// when the file is missing, empty, truncated, longer than its header says, ends within a token,
+  /// has a header of another kind, or is text with a NUL in its first MiB.
   explicit TokenFile(const std::filesystem::path& path, std::optional<TokenFormat> format = {});
   ~TokenFile();
 
@@ -43,8 +48,8 @@ class TokenFile {
   TokenFormat format() const { return format_; }
   /// The number of tokens.
   int64_t size() const { return size_; }
-  /// The number of values a token of this format can take: 256 or 65536.
-  int64_t vocab_limit() const { return format_ == TokenFormat::bytes ? 256 : 65536; }
+  /// The number of values a token of this format can take: 256, 65536 or 2^32.
+  int64_t vocab_limit() const { return int64_t{1} << (8 * token_bytes(format_)); }
 
   /// Copies tokens [begin, begin + out.size()) to `out` and returns the largest. The range must lie
   /// within the file. DataError when the file was truncated since it was opened, or is text with a

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,14 +13,26 @@
 
 namespace zero {
 
-/// Either bytes, or a sentencepiece model. Decoding is a table look-up; encoding with a model runs
-/// the program `zero-sentencepiece` (sentencepiece cannot share a process with LibTorch).
+namespace tokenizers {
+class Codec;
+}  // namespace tokenizers
+
+/// Says whether the tokens that a tokenizer puts before and behind a text, such as <s> or [CLS],
+/// are there.
+enum class SpecialTokens : uint8_t { without, with };
+
+/// Bytes, a tokenizer.json of Hugging Face's, or a sentencepiece model. Copies share what was
+/// loaded. Any number of threads.
 class Tokenizer {
  public:
   /// Each byte is a token.
   static Tokenizer bytes();
-  /// A sentencepiece model's file. DataError when it cannot be read or the program is missing.
-  static Tokenizer load(const std::filesystem::path& model);
+  /// A tokenizer.json, a sentencepiece model's file (anything that does not end in .json), or a
+  /// folder with tokenizer.json or tokenizer.model. Encoding with a sentencepiece model runs the
+  /// program `zero-sentencepiece` (sentencepiece cannot share a process with LibTorch). DataError,
+  /// which names the file, when it cannot be read, has a part that libzero does not compute, or the
+  /// program is missing.
+  static Tokenizer load(const std::filesystem::path& path);
   /// Trains a BPE model of `vocab_size` tokens on `text` (called until it gives an empty view) and
   /// writes it to `model`. Every UTF-8 text has an encoding that decodes to the same bytes, but
   /// that U+2581, sentencepiece's sign for a blank, becomes one. DataError for sentencepiece's
@@ -26,23 +40,38 @@ class Tokenizer {
   static void train(const std::function<std::string_view()>& text, int64_t vocab_size,
                     const std::filesystem::path& model);
 
-  int64_t vocab_size() const { return static_cast<int64_t>(pieces_.size()); }
-  bool by_bytes() const { return model_.empty(); }
+  /// The largest token, plus one.
+  int64_t vocab_size() const;
+  bool by_bytes() const;
+  /// The tokenizer.json or the sentencepiece model that was loaded; empty for bytes.
+  const std::filesystem::path& file() const;
 
-  std::vector<int64_t> encode(std::string_view text) const;
-  /// Encodes text that comes piece by piece into tokens that go piece by piece; `text` runs on a
-  /// thread of its own.
+  /// DataError for text that is not UTF-8, unless by bytes.
+  std::vector<int64_t> encode(std::string_view text,
+                              SpecialTokens special = SpecialTokens::without) const;
+  /// Encodes text that comes piece by piece, cut anywhere, into the tokens that the whole text has,
+  /// which go piece by piece; `text` may run on a thread of its own. A tokenizer.json's are made on
+  /// several threads.
   void encode(const std::function<std::string_view()>& text,
               const std::function<void(std::span<const uint32_t>)>& tokens) const;
-  /// The bytes that a token of the vocabulary stands for.
-  const std::string& piece(uint32_t token) const { return pieces_[token]; }
-  /// The text of `tokens`: bytes, which need not be whole UTF-8 characters. DataError for a token
-  /// outside of the vocabulary.
-  std::string decode(std::span<const int64_t> tokens) const;
+  /// Returns true where a text's pieces, joined, are the text: bytes and sentencepiece models.
+  bool pieces_are_text() const;
+  /// The bytes that a token of the vocabulary stands for; of a tokenizer.json, as the file writes
+  /// it.
+  const std::string& piece(uint32_t token) const;
+  /// The text of `tokens`: UTF-8 for a tokenizer.json, which puts U+FFFD for what is none; else
+  /// bytes, which need not be whole characters. DataError for a token outside of the vocabulary.
+  std::string decode(std::span<const int64_t> tokens,
+                     SpecialTokens special = SpecialTokens::with) const;
+  /// The token that a tokenizer.json writes as `piece`, such as "<|endoftext|>".
+  std::optional<int64_t> token(std::string_view piece) const;
+  /// The token that stands for what has no other.
+  std::optional<int64_t> unknown_token() const;
 
  private:
-  std::filesystem::path model_;
-  std::vector<std::string> pieces_;
+  explicit Tokenizer(std::shared_ptr<const tokenizers::Codec> codec) : codec_(std::move(codec)) {}
+
+  std::shared_ptr<const tokenizers::Codec> codec_;
 };
 
 }  // namespace zero

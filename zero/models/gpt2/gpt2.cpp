@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "zero/models/layers/key_value_cache.h"
 #include "zero/models/layers/layer_norm.h"
 #include "zero/models/layers/residual.h"
 #include "zero/models/layers/tied_embedding.h"
@@ -56,7 +57,8 @@ at::Tensor activated(const at::Tensor& x, const std::string& name) {
 
 }  // namespace
 
-Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config, int64_t layer) : config_(config) {
+Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config, int64_t layer)
+    : config_(config), layer_(static_cast<size_t>(layer)) {
   if (!config_.scale_scores || config_.scale_scores_by_layer) {
     const auto head = static_cast<double>(config_.width / config_.heads);
     scale_ = (config_.scale_scores ? 1 / std::sqrt(head) : 1.0) /
@@ -72,17 +74,24 @@ void Gpt2AttentionImpl::reset() {
       register_module("c_proj", conv(config_.width, config_.width, residual_deviation(config_)));
 }
 
-at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x) {
+at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x, KeyValueCache* cache,
+                                      const at::Tensor& mask) {
   const int64_t batch = x.size(0);
   const int64_t sequence = x.size(1);
   // unbind, not three selects: its backward writes the three gradients side by side once instead of
   // adding three zero-padded ones. The kernel reads and writes (B, T, heads, C / heads) through
   // strides, so nothing is permuted in memory.
-  const auto parts =
+  auto parts =
       c_attn(x).view({batch, sequence, 3, config_.heads, config_.width / config_.heads}).unbind(2);
+  if (cache != nullptr) {
+    const auto& all = cache->append(layer_, parts[1], parts[2]);
+    parts[1] = all.keys;
+    parts[2] = all.values;
+  }
   auto y = at::scaled_dot_product_attention(
-      parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2), {},
-      is_training() ? config_.attention_dropout : 0.0, /*is_causal=*/true, scale_);
+      parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2),
+      mask.defined() ? std::optional(mask) : std::nullopt,
+      is_training() ? config_.attention_dropout : 0.0, /*is_causal=*/!mask.defined(), scale_);
   y = c_proj(y.transpose(1, 2).reshape({batch, sequence, config_.width}));
   return drop(y, config_.residual_dropout, is_training());
 }
@@ -115,8 +124,9 @@ void Gpt2BlockImpl::reset() {
   mlp = register_module("mlp", Gpt2Mlp(config_));
 }
 
-at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x) {
-  const auto middle = add_branch(attn(layer_normed(ln_1, x)), x);
+at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x, KeyValueCache* cache,
+                                  const at::Tensor& mask) {
+  const auto middle = add_branch(attn(layer_normed(ln_1, x), cache, mask), x);
   return add_branch(mlp(layer_normed(ln_2, middle)), middle);
 }
 
@@ -140,18 +150,20 @@ const at::Tensor& Gpt2Impl::output_weight() const {
   return config_.tie_word_embeddings ? wte->weight : lm_head_->weight;
 }
 
-at::Tensor Gpt2Impl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) {
+at::Tensor Gpt2Impl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) {
   auto x = slot.defined() ? tied_embedding(wte->weight, tokens, slot) : wte(tokens);
-  x = x.add_(wpe->weight.narrow(0, 0, tokens.size(1)));
+  x = x.add_(wpe->weight.narrow(0, first, tokens.size(1)));
   return drop(x, config_.embedding_dropout, is_training());
 }
 
-std::vector<Decoder::Block> Gpt2Impl::blocks(const at::Tensor& /*tokens*/) {
+std::vector<Decoder::Block> Gpt2Impl::blocks(const at::Tensor& tokens, KeyValueCache* cache) {
   std::vector<Block> all;
+  const auto mask = cache == nullptr
+                        ? at::Tensor()
+                        : cached_mask(cache->length(), tokens.size(1), 0, tokens.device());
   for (const auto& each : *h) {
-    all.emplace_back([block = std::static_pointer_cast<Gpt2BlockImpl>(each)](const at::Tensor& x) {
-      return block->forward(x);
-    });
+    all.emplace_back([block = std::static_pointer_cast<Gpt2BlockImpl>(each), cache,
+                      mask](const at::Tensor& x) { return block->forward(x, cache, mask); });
   }
   return all;
 }

@@ -79,13 +79,16 @@ class Gpt2AttentionImpl : public torch::nn::Cloneable<Gpt2AttentionImpl> {
   /// `layer` counts from 0.
   Gpt2AttentionImpl(const Gpt2Config& config, int64_t layer);
   void reset() final;
-  at::Tensor forward(const at::Tensor& x);
+  /// With a cache x follows what is there for the layer, and the mask is one of cached_mask.
+  at::Tensor forward(const at::Tensor& x, KeyValueCache* cache = nullptr,
+                     const at::Tensor& mask = {});
 
   Projection c_attn{nullptr};  ///< C -> 3C: queries, keys, values
   Projection c_proj{nullptr};  ///< C -> C
 
  private:
   Gpt2Config config_;
+  size_t layer_;
   std::optional<double> scale_;  // of scores; none: the default
 };
 TORCH_MODULE(Gpt2Attention);
@@ -110,7 +113,8 @@ class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
  public:
   Gpt2BlockImpl(const Gpt2Config& config, int64_t layer);
   void reset() final;
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, KeyValueCache* cache = nullptr,
+                     const at::Tensor& mask = {});
 
   torch::nn::LayerNorm ln_1{nullptr};
   Gpt2Attention attn{nullptr};
@@ -143,8 +147,8 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl>, public Decoder {
   std::string_view title() const override { return "GPT-2"; }
   int64_t context() const override { return config_.context; }
   std::string_view context_key() const override { return "n_positions"; }
-  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) override;
-  std::vector<Block> blocks(const at::Tensor& tokens) override;
+  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) override;
+  std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache) override;
   at::Tensor normed(const at::Tensor& hidden) override;
   const at::Tensor& input_weight() const override { return wte->weight; }
   const at::Tensor& output_weight() const override;

@@ -9,29 +9,30 @@
 
 #include "zero/base/error.h"
 #include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/key_value_cache.h"
 #include "zero/models/layers/tied_embedding.h"
 
 namespace zero {
 
-at::Tensor Decoder::embed(const at::Tensor& tokens, const at::Tensor& slot) {
+at::Tensor Decoder::embed(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) {
   if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
     throw ConfigError(fmt::format("{} takes tokens as Long (B, T), not {} ({}).", title(),
                                   c10::toString(tokens.scalar_type()),
                                   fmt::join(tokens.sizes(), ", ")));
   }
-  if (tokens.size(1) > context()) {
+  if (first + tokens.size(1) > context()) {
     throw ConfigError(
         fmt::format("A sequence of {} tokens is longer than the model's context of {} ({}). Use "
                     "shorter sequences or a model with a longer context.",
-                    tokens.size(1), context(), context_key()));
+                    first + tokens.size(1), context(), context_key()));
   }
-  return embed_tokens(tokens, slot);
+  return embed_tokens(tokens, slot, first);
 }
 
 at::Tensor Decoder::body(const at::Tensor& tokens, const at::Tensor& slot) {
   auto x = embed(tokens, slot);
   int64_t layer = 0;
-  for (auto& block : blocks(tokens)) {
+  for (auto& block : blocks(tokens, nullptr)) {
     if (recompute_.every > 0 && layer % recompute_.every == 0) {
       x = zero::recompute(std::move(block), std::move(x), recompute_.options);
     } else {
@@ -86,7 +87,7 @@ LayerSequence Decoder::layers(std::vector<at::Tensor> tokens, std::vector<at::Te
   const auto decoder = self();
   LayerSequence sequence;
   if (tied()) sequence.shared.push_back(input_weight());
-  for (auto& block : blocks(tokens.front())) {
+  for (auto& block : blocks(tokens.front(), nullptr)) {
     sequence.layers.emplace_back([block = std::move(block)](const std::vector<at::Tensor>& x) {
       return std::vector<at::Tensor>{block(x.front())};
     });
@@ -110,6 +111,13 @@ at::Tensor Decoder::logits(const at::Tensor& tokens) {
 
 at::Tensor Decoder::logits_last(const at::Tensor& tokens) {
   return at::mm(normed(body(tokens).select(1, -1)), output_weight().t());
+}
+
+at::Tensor Decoder::logits_next(const at::Tensor& tokens, KeyValueCache& cache) {
+  auto x = embed(tokens, {}, cache.length());
+  for (const auto& block : blocks(tokens, &cache)) x = block(x);
+  cache.advance(tokens.size(1));
+  return at::mm(normed(x.select(1, -1)), output_weight().t());
 }
 
 }  // namespace zero

@@ -17,6 +17,7 @@
 
 namespace zero {
 
+class KeyValueCache;
 struct LinearCrossEntropyOptions;
 
 /// A part of a module: the architecture derives from it beside torch::nn::Module. `tokens` and
@@ -47,6 +48,10 @@ class Decoder {
   /// The same for the last position only. (B, T) -> (B, V).
   at::Tensor logits_last(const at::Tensor& tokens);
 
+  /// The same for tokens that follow those whose keys and values are in `cache`, which then has
+  /// those of `tokens` too. The sums of attention run in another order than without a cache.
+  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache);
+
   /// From the next forward on. Losses and gradients stay the same to the bit. ConfigError for a
   /// negative `every`.
   void recompute(RecomputeSettings settings);
@@ -61,11 +66,13 @@ class Decoder {
   /// Returns the longest sequence, and the key of config.json that says so.
   virtual int64_t context() const = 0;
   virtual std::string_view context_key() const = 0;
-  /// Computes the hidden states before the first block of tokens that were checked. (B, T) -> (B,
-  /// T, C). `slot`: see tied_embedding.h.
-  virtual at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) = 0;
-  /// Returns the blocks for sequences as long as those of `tokens`. They hold the modules.
-  virtual std::vector<Block> blocks(const at::Tensor& tokens) = 0;
+  /// Computes the hidden states before the first block of tokens that were checked, of which the
+  /// first has the position `first`. (B, T) -> (B, T, C). `slot`: see tied_embedding.h.
+  virtual at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
+                                  int64_t first) = 0;
+  /// Returns the blocks for sequences as long as those of `tokens`. They hold the modules, and use
+  /// `cache`, which outlives them, where there is one.
+  virtual std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache) = 0;
   /// Applies the last norm. (..., C) -> (..., C).
   virtual at::Tensor normed(const at::Tensor& hidden) = 0;
   /// Return the tables of the embedding and of the output projection, (V, C) each: one tensor where
@@ -78,7 +85,7 @@ class Decoder {
  private:
   /// The hidden states before the last norm. (B, T) -> (B, T, C).
   at::Tensor body(const at::Tensor& tokens, const at::Tensor& slot = {});
-  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot = {});
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot = {}, int64_t first = 0);
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets,
                      const LinearCrossEntropyOptions& options);
   void check_targets(const at::Tensor& tokens, const at::Tensor& targets) const;

@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 
 #include "zero/base/error.h"
+#include "zero/models/language/language_model.h"
+#include "zero/models/layers/key_value_cache.h"
 
 namespace zero {
 namespace {
@@ -27,6 +30,9 @@ void check(std::span<const int64_t> prompt, const GenerateOptions& options) {
   if (options.top_k < 0)
     throw ConfigError(
         fmt::format("top_k is {}; it must not be negative (0 means all tokens).", options.top_k));
+  if (!(options.top_p > 0 && options.top_p <= 1))
+    throw ConfigError(
+        fmt::format("top_p is {}; it must be above 0 and at most 1 (all tokens).", options.top_p));
 }
 
 int64_t draw(at::Tensor logits, const GenerateOptions& options, at::Generator& generator) {
@@ -41,7 +47,14 @@ int64_t draw(at::Tensor logits, const GenerateOptions& options, at::Generator& g
   at::Tensor candidates;
   if (options.top_k > 0 && options.top_k < logits.numel())
     std::tie(logits, candidates) = logits.topk(options.top_k);
-  const auto probabilities = at::softmax((logits - logits.max()) / options.temperature, 0);
+  auto probabilities = at::softmax((logits - logits.max()) / options.temperature, 0);
+  if (options.top_p < 1) {
+    const auto [sorted, order] = probabilities.sort(0, /*descending=*/true);
+    const auto before = sorted.cumsum(0) - sorted;
+    const auto kept = before.lt(options.top_p).sum().item<int64_t>();
+    probabilities = sorted.narrow(0, 0, kept);
+    candidates = candidates.defined() ? candidates.index_select(0, order) : order;
+  }
   const auto drawn = at::multinomial(probabilities, 1, false, generator);
   return (candidates.defined() ? candidates.index_select(0, drawn) : drawn).item<int64_t>();
 }
@@ -60,9 +73,34 @@ std::vector<int64_t> generate(std::span<const int64_t> prompt, const LastLogits&
     const auto tokens = at::empty({1, seen}, at::kLong);
     std::copy(text.end() - seen, text.end(), tokens.mutable_data_ptr<int64_t>());
     const auto logits = last_logits(tokens);
-    text.push_back(draw(logits.reshape({-1}).to(at::kCPU, at::kFloat), options, generator));
+    const auto token = draw(logits.reshape({-1}).to(at::kCPU, at::kFloat), options, generator);
+    const auto& ends = options.stop_tokens;
+    if (std::find(ends.begin(), ends.end(), token) != ends.end()) break;
+    text.push_back(token);
+    if (options.on_token) options.on_token(token);
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
+}
+
+LastLogits cached_logits(LanguageModel& model) {
+  struct State {
+    KeyValueCache cache;
+    std::vector<int64_t> text;
+  };
+  return [&model, state = std::make_shared<State>()](const at::Tensor& tokens) {
+    auto& [cache, text] = *state;
+    const auto* begin = tokens.const_data_ptr<int64_t>();
+    const std::vector<int64_t> now(begin, begin + tokens.numel());
+    const bool grows =
+        now.size() > text.size() && std::equal(text.begin(), text.end(), now.begin());
+    if (!grows) {
+      cache.clear();
+      text.clear();
+    }
+    const auto known = static_cast<int64_t>(text.size());
+    text = now;
+    return model.logits_next(tokens.narrow(1, known, tokens.size(1) - known), cache);
+  };
 }
 
 }  // namespace zero

@@ -22,6 +22,7 @@
 
 namespace zero {
 
+class KeyValueCache;
 class LanguageModel;
 
 /// Bytes that a forward pass keeps for backward, as far as they are known beforehand.
@@ -90,6 +91,8 @@ class LanguageModel {
   virtual LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) = 0;
   /// Unnormalised log-probabilities of the token behind the last. (B, T) -> (B, V).
   virtual at::Tensor logits_last(const at::Tensor& tokens) = 0;
+  /// The same for tokens that follow those in `cache` (Decoder::logits_next).
+  virtual at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) = 0;
   /// Sets which layers `loss` recomputes in backward, from the next time on. Throws ConfigError for
   /// a negative `every`.
   virtual void recompute(RecomputeSettings settings) = 0;

@@ -35,6 +35,9 @@ class ModuleLanguageModel final : public LanguageModel {
     return model_->layers(std::move(tokens), std::move(targets));
   }
   at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
+  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) override {
+    return model_->logits_next(tokens, cache);
+  }
   void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
   /// Parameters have Hugging Face's names, except for the tiles of a linear layer.
   std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }

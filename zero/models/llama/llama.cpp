@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "zero/models/layers/attention.h"
+#include "zero/models/layers/key_value_cache.h"
 #include "zero/models/layers/residual.h"
 #include "zero/models/layers/swiglu.h"
 #include "zero/models/layers/tied_embedding.h"
@@ -34,19 +35,25 @@ void LlamaAttentionImpl::reset() {
 }
 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTable& table,
-                                       const at::Tensor& mask) {
+                                       const at::Tensor& mask, KeyValueCache* cache, size_t layer) {
   const auto by_head = [&](const at::Tensor& y, int64_t heads) {
     return y.view({x.size(0), x.size(1), heads, config_.head_dim});
   };
   auto queries = by_head(q_proj(x), config_.heads);
   auto keys = by_head(k_proj(x), config_.key_heads);
-  const auto values = by_head(v_proj(x), config_.key_heads);
+  auto values = by_head(v_proj(x), config_.key_heads);
   if (config_.head_norms) {
     queries = q_norm(queries);
     keys = k_norm(keys);
   }
-  return o_proj(causal_attention(rotate(queries, table, x.scalar_type()),
-                                 rotate(keys, table, x.scalar_type()), values, mask,
+  queries = rotate(queries, table, x.scalar_type());
+  keys = rotate(keys, table, x.scalar_type());
+  if (cache != nullptr) {
+    const auto& all = cache->append(layer, keys, values);
+    keys = all.keys;
+    values = all.values;
+  }
+  return o_proj(causal_attention(queries, keys, values, mask,
                                  is_training() ? config_.attention_dropout : 0.0));
 }
 
@@ -74,8 +81,8 @@ void LlamaBlockImpl::reset() {
 }
 
 at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTable& table,
-                                   const at::Tensor& mask) {
-  const auto middle = add_branch(self_attn(input_layernorm(x), table, mask), x);
+                                   const at::Tensor& mask, KeyValueCache* cache, size_t layer) {
+  const auto middle = add_branch(self_attn(input_layernorm(x), table, mask, cache, layer), x);
   return add_branch(mlp(post_attention_layernorm(middle)), middle);
 }
 
@@ -107,24 +114,31 @@ const at::Tensor& LlamaImpl::output_weight() const {
   return config_.tie_word_embeddings ? model->embed_tokens->weight : lm_head->weight;
 }
 
-at::Tensor LlamaImpl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) {
+at::Tensor LlamaImpl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
+                                   int64_t /*first*/) {
   return slot.defined() ? tied_embedding(input_weight(), tokens, slot, config_.padding)
                         : model->embed_tokens(tokens);
 }
 
-std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens) {
+std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValueCache* cache) {
   const int64_t sequence = tokens.size(1);
+  const int64_t past = cache == nullptr ? 0 : cache->length();
   const auto device = tokens.device();
-  const auto table =
-      rotary_table(config_.rotary, config_.head_dim, config_.context, sequence, device);
+  auto table =
+      rotary_table(config_.rotary, config_.head_dim, config_.context, past + sequence, device);
+  if (past > 0) {
+    table.cosines = table.cosines.narrow(0, past, sequence);
+    table.sines = table.sines.narrow(0, past, sequence);
+  }
   std::map<int64_t, at::Tensor> masks;  // by window
   std::vector<Block> all;
   for (size_t layer = 0; layer < config_.windows.size(); ++layer) {
     const int64_t window = config_.windows[layer];
     auto& mask = masks[window];
-    if (!mask.defined()) mask = window_mask(sequence, window, device);
-    all.emplace_back([block = model->layers->ptr<LlamaBlockImpl>(layer), table,
-                      mask](const at::Tensor& x) { return block->forward(x, table, mask); });
+    if (!mask.defined()) mask = cached_mask(past, sequence, window, device);
+    all.emplace_back(
+        [block = model->layers->ptr<LlamaBlockImpl>(layer), table, mask, cache,
+         layer](const at::Tensor& x) { return block->forward(x, table, mask, cache, layer); });
   }
   return all;
 }

@@ -28,8 +28,10 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
   void reset() final;
-  /// `table` is of T positions, and `mask` the layer's (window_mask).
-  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const at::Tensor& mask);
+  /// `table` is of T positions, and `mask` the layer's (window_mask). With a cache x follows what
+  /// is there in `layer`, and the mask is one of cached_mask.
+  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const at::Tensor& mask,
+                     KeyValueCache* cache = nullptr, size_t layer = 0);
 
   Projection q_proj{nullptr};  ///< C -> H D
   Projection k_proj{nullptr};  ///< C -> K D
@@ -64,7 +66,8 @@ class LlamaBlockImpl : public torch::nn::Cloneable<LlamaBlockImpl> {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
   void reset() final;
-  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const at::Tensor& mask);
+  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const at::Tensor& mask,
+                     KeyValueCache* cache = nullptr, size_t layer = 0);
 
   LlamaAttention self_attn{nullptr};
   LlamaMlp mlp{nullptr};
@@ -108,8 +111,8 @@ class LlamaImpl : public torch::nn::Cloneable<LlamaImpl>, public Decoder {
   std::string_view title() const override { return model_type(config_.family); }
   int64_t context() const override { return config_.longest(); }
   std::string_view context_key() const override { return "max_position_embeddings"; }
-  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot) override;
-  std::vector<Block> blocks(const at::Tensor& tokens) override;
+  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) override;
+  std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache) override;
   at::Tensor normed(const at::Tensor& hidden) override { return model->norm(hidden); }
   const at::Tensor& input_weight() const override { return model->embed_tokens->weight; }
   const at::Tensor& output_weight() const override;

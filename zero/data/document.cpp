@@ -1,0 +1,55 @@
+#include "zero/data/document.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "zero/base/error.h"
+
+namespace zero {
+
+DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+  if (tokenizer.file().empty()) return;
+  const auto folder = std::filesystem::absolute(tokenizer.file()).parent_path();
+  chat_template_ = ChatTemplate::load(folder);
+  const auto end = special_token(folder, "eos_token");
+  if (end.empty() || tokenizer.pieces_are_text()) return;
+  end_ = tokenizer.token(end);
+  if (!end_) {
+    throw DataError(fmt::format("The eos_token of {} is \"{}\", which its tokenizer.json lacks.",
+                                folder.string(), end));
+  }
+}
+
+// Note [Tokens of an answer]
+// A token may join characters of a prompt and of the answer behind it. So the place in the tokens
+// that belongs to a place in the text is where the tokens of the text before it and those of the
+// whole text part.
+Document DocumentEncoder::encode(const Example& example) const {
+  const auto special = example.by_template ? SpecialTokens::without : SpecialTokens::with;
+  const std::string_view text = example.text.text;
+  Document document;
+  auto& tokens = document.tokens;
+  tokens = tokenizer_.encode(text, special);
+  const auto of_text = static_cast<std::ptrdiff_t>(tokens.size());
+  if (!example.by_template && end_ && (tokens.empty() || tokens.back() != *end_))
+    tokens.push_back(*end_);
+  if (tokens.empty()) throw DataError("has no tokens");
+  document.marks.assign(tokens.size(), 0);
+  const auto place = [&](size_t offset) {
+    if (offset == 0) return size_t{0};
+    if (offset == text.size()) return tokens.size();
+    const auto before = tokenizer_.encode(text.substr(0, offset), special);
+    const auto parting =
+        std::mismatch(tokens.begin(), tokens.begin() + of_text, before.begin(), before.end());
+    return static_cast<size_t>(parting.first - tokens.begin());
+  };
+  for (const auto& [begin, end] : example.text.answers) {
+    const size_t last = place(end);
+    for (size_t i = place(begin); i < last; ++i) document.marks[i] = kSupervised;
+  }
+  document.marks[0] = kDocumentBegins;
+  return document;
+}
+
+}  // namespace zero

@@ -1,0 +1,44 @@
+// Documents of JSON lines as tokens, with marks that say what is learned.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "zero/data/example.h"
+#include "zero/data/tokenizer.h"
+
+namespace zero {
+
+/// The bits of a byte of NAME.marks.bin.
+inline constexpr uint8_t kSupervised = 1;      ///< the token is a target of the loss
+inline constexpr uint8_t kDocumentBegins = 2;  ///< the token is the first of a document
+
+struct Document {
+  std::vector<int64_t> tokens;
+  std::vector<uint8_t> marks;  ///< of each token
+};
+
+/// Any number of threads.
+class DocumentEncoder {
+ public:
+  /// `tokenizer` is borrowed. Its chat template and its end of a text (eos_token) are read in the
+  /// folder of its file. DataError for a template that cannot be read, and for an end that is no
+  /// token.
+  explicit DocumentEncoder(const Tokenizer& tokenizer);
+
+  /// See read_example.
+  Example read(std::string_view line) const { return read_example(line, chat_template_); }
+  /// A text that no template wrote has the tokens that the tokenizer puts around it, and ends with
+  /// its end of a text where it has one. The first token is never supervised. DataError for an
+  /// example without tokens.
+  Document encode(const Example& example) const;
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::optional<ChatTemplate> chat_template_;
+  std::optional<int64_t> end_;
+};
+
+}  // namespace zero

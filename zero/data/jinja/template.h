@@ -1,0 +1,45 @@
+// Templates in the part of Jinja's language that chat templates use.
+//
+// Note [A part of Jinja]
+// if, elif, else; for with a condition, else, break and continue, loop.index and its relatives; set
+// of a name, of several, of a namespace's member, and of a block; macro with defaults; generation
+// (Hugging Face's mark of what a model says). Expressions have Python's operators, slices, inline
+// if, lists, dicts, calls, filters and tests; builtins.cpp lists those. Everything else is refused
+// with its name and line, when the template is read. A template runs in bounded time and depth.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "zero/data/jinja/value.h"
+
+namespace zero::jinja {
+
+class State;
+
+struct Rendered {
+  std::string text;
+  /// Begins and ends of what {% generation %} marks, in bytes of the text.
+  std::vector<std::pair<size_t, size_t>> generated;
+};
+
+/// Any number of threads.
+class Template {
+ public:
+  /// Throws Error, with the line, for what cannot be read or is not supported.
+  explicit Template(std::string_view text);
+
+  /// Throws Error, with the line, where the template fails, or says so (raise_exception).
+  Rendered render(const Dict& variables) const;
+  /// Returns whether the template has {% generation %}.
+  bool marks_generation() const { return marks_generation_; }
+
+ private:
+  std::function<void(State&)> body_;
+  bool marks_generation_ = false;
+};
+
+}  // namespace zero::jinja
