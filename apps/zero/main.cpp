@@ -18,6 +18,7 @@ constexpr Subcommand kSubcommands[] = {
     {"train", "train a GPT-2 on several ranks, with its states sharded", train},
     {"data", "turn text into token files", data},
     {"ckpt", "show, check, convert and compare checkpoints, and remove old ones", ckpt},
+    {"merge", "add a LoRA adapter to the weights of its model", merge},
     {"bench", "measure collectives, links, disks and training steps", bench},
     {"config", "check a configuration file and show what is in force", config},
     {"doctor", "check this machine for training, and say what to change", doctor},

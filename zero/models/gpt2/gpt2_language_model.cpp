@@ -67,6 +67,7 @@ class Gpt2LanguageModel final : public LanguageModel {
     if (!model_->config().tie_word_embeddings) return {};
     return {{"lm_head.weight", "wte.weight"}};
   }
+  std::string path_prefix() const override { return "transformer."; }
 
  private:
   Gpt2LanguageModelConfig config_;
