@@ -31,6 +31,7 @@ int config(const Arguments& arguments);
 int data(const Arguments& arguments);
 int generate(const Arguments& arguments);
 int ckpt(const Arguments& arguments);
+int merge(const Arguments& arguments);
 int bench(const Arguments& arguments);
 int plan_run(const Arguments& arguments);
 int doctor(const Arguments& arguments);

@@ -254,8 +254,11 @@ TEST(Dataset, FindsPairs) {
   const TemporaryFolder folder;
   const auto train = folder.write("x/shakespeare_train.bin", u16_bytes(kTokens));
   folder.write("x/shakespeare_val.bin", u16_bytes(std::array<uint16_t, 2>{1, 2}));
+  folder.write("x/shakespeare_train.marks.bin", std::string(4, '\1'));
+  folder.write("x/shakespeare_val.marks.bin", std::string(2, '\1'));
   for (const auto& path : {train, folder.path() / "x"}) {
     const auto data = open_dataset(path);
+    EXPECT_TRUE(data.train.tokens->marked() && data.validation.tokens->marked());
     EXPECT_EQ(data.train.size(), 4);
     EXPECT_EQ(data.validation.size(), 2);
     EXPECT_EQ(data.vocab_size, 0) << "the file does not say";

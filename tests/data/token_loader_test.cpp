@@ -220,6 +220,32 @@ TEST_F(TokenLoaderTest, RefusesSuchTokensFarIntoTheFileAsTheyAreRead) {
   EXPECT_EQ(batches, 20);
 }
 
+TEST_F(TokenLoaderTest, IgnoresTargetsThatTheMarksDoNotName) {
+  const int64_t count = 4 * 8 + 1;
+  std::string marks;
+  for (int64_t i = 0; i < count; ++i)
+    marks +=
+        static_cast<char>(i % 3 == 0 ? kSupervised | kBeginsDocument : i % 2 * kBeginsDocument);
+  folder_.write(std::to_string(count) + ".marks.bin", marks);
+  const auto tokens = positions(count);
+  EXPECT_TRUE(tokens.tokens->marked());
+  for (const bool follows : {true, false}) {
+    TokenLoader loader(tokens, {.sequence = 8, .micro_batch = 2, .seed = 1, .marks = follows});
+    for (int i = 0; i < 2; ++i) {
+      const auto batch = loader.next();
+      const auto next = batch.tokens + 1;
+      const auto kept = follows ? next.remainder(3).eq(0) : next.ge(0);
+      EXPECT_TRUE(batch.targets.equal(at::where(kept, next, at::full_like(next, -100))));
+    }
+  }
+  folder_.write(std::to_string(count) + ".marks.bin", marks.substr(1));
+  EXPECT_THAT([&] { positions(count); }, ThrowsMessage<DataError>(HasSubstr("32 marks")));
+  marks[20] = 4;
+  folder_.write(std::to_string(count) + ".marks.bin", marks);
+  TokenLoader loader(positions(count), {.sequence = 8, .micro_batch = 4});
+  EXPECT_THAT([&] { loader.next(); }, ThrowsMessage<DataError>(HasSubstr("the byte 4 at 20")));
+}
+
 TEST(Permutation, IsOneForEverySize) {
   for (const int64_t size : {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 1000}) {
     for (const uint64_t epoch : {0, 1}) {

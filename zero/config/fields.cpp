@@ -48,6 +48,13 @@ struct Choices<TrainingDevice> {
       {"cpu", TrainingDevice::cpu}, {"cuda", TrainingDevice::cuda}, {"any", TrainingDevice::any}};
 };
 template <>
+struct Choices<TrainingTask> {
+  static constexpr std::pair<std::string_view, TrainingTask> list[] = {
+      {"auto", TrainingTask::any},
+      {"lm", TrainingTask::language},
+      {"sft", TrainingTask::supervised}};
+};
+template <>
 struct Choices<optim::Decay> {
   static constexpr std::pair<std::string_view, optim::Decay> list[] = {
       {"constant", optim::Decay::constant},
@@ -1111,6 +1118,74 @@ void add_program(All& all) {
       &Program::resume_from);
 }
 
+void add_fine_tuning(All& all) {
+  Rows train(all, Part::program, "train", &Settings::program);
+  train.add("task",
+            {.sentence = "What is learnt: lm (each next token), sft (the tokens that the data's "
+                         "marks name, each with the same weight), or auto: sft if there are marks",
+             .details = "Marks are files NAME.marks.bin beside NAME.bin: docs/fine-tuning.md.",
+             .option = "--task"},
+            &ProgramSettings::task);
+  train.add("freeze",
+            {.sentence = "Parameters that are not trained: names of parameters or modules, or "
+                         "their last parts, separated by commas; or a regular expression",
+             .details = "They have no gradients and no optimizer states. Not with LoRA, which "
+                        "freezes all weights of the model.",
+             .option = "--freeze",
+             .argument = "NAMES"},
+            &ProgramSettings::freeze);
+  Rows lora(all, Part::program, "train.lora", &Settings::program, &ProgramSettings::lora);
+  lora.add("rank",
+           {.sentence = "Freeze the model's weights, and train low-rank adapters of this rank "
+                        "beside its linear layers (LoRA, arXiv 2106.09685); 0: none",
+            .details = "The run's folder gets the adapter in peft's form instead of the weights.",
+            .option = "--lora-rank",
+            .zero_is_none = true,
+            .cost = "The frozen weights take 2 bytes a parameter in bf16, adapters 16."},
+           &LoraOptions::rank);
+  lora.add(
+      "alpha",
+      {.sentence = "The adapter's product counts alpha / rank times", .option = "--lora-alpha"},
+      &LoraOptions::alpha);
+  lora.add("dropout",
+           {.sentence = "Dropout of the adapter's input in training",
+            .option = "--lora-dropout",
+            .least = 0,
+            .below = 1},
+           &LoraOptions::dropout);
+  lora.add("rslora",
+           {.sentence = "The product counts alpha / sqrt(rank) times (arXiv 2312.03732)",
+            .option = "--lora-rslora"},
+           &LoraOptions::rslora);
+  lora.add("targets",
+           {.sentence = "Linear layers that get adapters: names, separated by commas, a regular "
+                        "expression of whole paths, or all-linear; empty: q_proj and v_proj, or "
+                        "c_attn",
+            .option = "--lora-targets",
+            .argument = "NAMES"},
+           &LoraOptions::targets);
+  lora.add("modules_to_save",
+           {.sentence = "Modules that are trained whole and saved with the adapter, separated by "
+                        "commas",
+            .option = "--lora-modules-to-save",
+            .argument = "NAMES"},
+           &LoraOptions::modules_to_save);
+  lora.add(
+      "adapter",
+      {.sentence = "Folder of a peft adapter that training begins with, in place of --lora-rank "
+                   "and the settings beside it",
+       .option = "--adapter",
+       .argument = "DIR"},
+      &LoraOptions::adapter);
+  lora.add(
+      "merge",
+      {.sentence =
+           "Also write the whole model, with the adapter merged into its weights, to the folder "
+           "`merged` of the run",
+       .option = "--lora-merge"},
+      &LoraOptions::merge);
+}
+
 /// Adds the section, whose `params` have rows of their own for each optimizer.
 void add_optimizer(All& all) {
   all.push_back({Spec{"optimizer",
@@ -1158,6 +1233,7 @@ const std::vector<Field<Settings>>& settings() {
     add_aio(all);
     add_model(all);
     add_program(all);
+    add_fine_tuning(all);
     add_measuring(all);
     add_monitors(all);
     add_deepspeed(all);

@@ -308,6 +308,16 @@ void check_rules(const ProgramSettings& program) {
   if (!limit.empty() && parse_duration(limit).value_or(0) <= 0)
     refuse_option("stop_after", fmt::format("'{}'", limit),
                   "a time above 0, as \"3h50m\" or \"90s\"");
+  const auto& lora = program.lora;
+  if (!lora.adapter.empty() &&
+      (lora.rank || !lora.targets.empty() || !lora.modules_to_save.empty()))
+    refuse_option("lora.adapter", "given together with lora.rank, targets or modules_to_save",
+                  "alone: the adapter's folder has the others");
+  if (!lora.on() && (!lora.targets.empty() || !lora.modules_to_save.empty() || lora.merge))
+    refuse_option("lora.rank", "not given", "given with the other settings of LoRA (--lora-rank)");
+  if (lora.on() && !program.freeze.empty())
+    refuse_option("freeze", "given together with LoRA",
+                  "left out: LoRA freezes all weights of the model");
   if (program.overwrite && program.resume)
     refuse_option("overwrite", "given together with resume", "one of the two");
 }

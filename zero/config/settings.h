@@ -78,11 +78,32 @@ struct FlopsProfilerSettings {
 /// The device on which a run's model lies. `any` is CUDA if there is such a device, else the CPU.
 enum class TrainingDevice : uint8_t { cpu, cuda, any };
 
+/// The tokens that a run learns to predict. `any` is supervised if the data have marks
+/// (NAME.marks.bin).
+enum class TrainingTask : uint8_t { any, language, supervised };
+
+/// Low-rank adapters of the model's linear layers: the section `train.lora`.
+struct LoraOptions {
+  std::optional<int64_t> rank{};  ///< none: there are no adapters
+  double alpha = 8;
+  double dropout = 0;
+  bool rslora = false;
+  std::string targets{};          ///< NamePattern::parse reads it; empty: as peft chooses
+  std::string modules_to_save{};  ///< names, separated by commas
+  std::string adapter{};          ///< a peft folder, whose adapter the run begins with
+  bool merge = false;             ///< the run also writes its model with the adapter merged
+  bool on() const { return rank || !adapter.empty(); }
+  bool operator==(const LoraOptions&) const = default;
+};
+
 /// The settings that only `zero train` uses: the section `train`, the micro-batch, and monitors.
 struct ProgramSettings {
   std::string model = "gpt2";  ///< a name (gpt2, gpt2-nano, ...) or a Hugging Face config.json
   /// A Hugging Face folder whose weights the run begins with, in place of `model`. Empty: random.
   std::string from{};
+  LoraOptions lora{};
+  std::string freeze{};  ///< parameters that are not trained: NamePattern::parse reads it
+  TrainingTask task = TrainingTask::any;
   std::string data{};  ///< text, tokens, or a folder made by `zero data prepare`
   /// A file, all of which is for validation, or a folder, of which the validation split is. It must
   /// have the same tokens as `data`. Empty: the validation split of `data`.

@@ -89,6 +89,7 @@ Files files_of(const fs::path& folder, bool needs_validation) {
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::error_code ignored;
     if (!entry.is_regular_file(ignored)) continue;
+    if (entry.path().filename().string().ends_with(".marks.bin")) continue;  // beside its tokens
     if (const auto shard = shard_of(entry.path())) {
       const auto [other, added] = shards[shard->set].try_emplace(shard->number, entry.path());
       if (!added)

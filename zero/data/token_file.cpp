@@ -47,6 +47,10 @@ int64_t read_tokens(const InputFile& file, uint64_t offset, std::span<int64_t> o
 
 }  // namespace
 
+std::filesystem::path marks_of(std::filesystem::path tokens) {
+  return tokens.replace_extension(".marks.bin");
+}
+
 std::string_view name(TokenFormat format) {
   switch (format) {
     case TokenFormat::bytes:
@@ -119,6 +123,19 @@ TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenForma
                                 header[2] > size_ ? "truncated" : "damaged", header[2], size_));
   }
   if (size_ == 0) throw DataError(fmt::format("{} holds no tokens.", file));
+  open_marks();
+}
+
+void TokenFile::open_marks() {
+  const auto marks = marks_of(path());
+  std::error_code ignored;
+  if (!std::filesystem::exists(marks, ignored)) return;
+  marks_ = std::make_unique<InputFile>(marks, &fail<DataError>);
+  if (static_cast<int64_t>(marks_->size()) == size_) return;
+  throw DataError(fmt::format(
+      "{} has {} marks, but {} has {} tokens: there is a mark of one byte for each token. Prepare "
+      "the data again, or remove the marks.",
+      marks.string(), marks_->size(), path().string(), size_));
 }
 
 TokenFile::~TokenFile() = default;
@@ -135,6 +152,18 @@ int64_t TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   return read_tokens<uint16_t>(*file_, header_ + 2 * first, out);
 }
 
+void TokenFile::read_marks(int64_t begin, std::span<uint8_t> out) const {
+  ensure(marks_ && begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
+         "a range of marks within the file");
+  marks_->read_at(static_cast<uint64_t>(begin), out.data(), out.size());
+  const auto wrong = std::find_if(out.begin(), out.end(), [](uint8_t mark) {
+    return (mark & ~(kSupervised | kBeginsDocument)) != 0;
+  });
+  if (wrong == out.end()) return;
+  throw DataError(fmt::format("{} holds the byte {} at {}, which is no mark of a token (0 to 3).",
+                              marks_->path().string(), *wrong, begin + (wrong - out.begin())));
+}
+
 void TokenFile::will_need(int64_t begin, int64_t count) const {
   const auto width = static_cast<uint64_t>(token_bytes(format_));
   file_->will_need(header_ + width * static_cast<uint64_t>(begin),
@@ -149,6 +178,12 @@ Tokens::Tokens(const std::vector<std::filesystem::path>& paths) {
           fmt::format("{} holds {}, and {} holds {}: the shards of one data set have one format.",
                       files_.front()->path().string(), zero::name(format()), path.string(),
                       zero::name(file.format())));
+    }
+    if (file.marked() != marked()) {
+      throw DataError(fmt::format(
+          "Of {} and {} only one has marks ({}): the shards of one data set all have them, or "
+          "none.",
+          files_.front()->path().string(), path.string(), marks_of(path).filename().string()));
     }
     ends_.push_back(size() + file.size());
   }
@@ -185,6 +220,15 @@ int64_t Tokens::read(int64_t begin, std::span<int64_t> out) const {
           rest = rest.subspan(static_cast<size_t>(count));
         });
   return largest;
+}
+
+void Tokens::read_marks(int64_t begin, std::span<uint8_t> out) const {
+  auto rest = out;
+  visit(begin, static_cast<int64_t>(out.size()),
+        [&](const TokenFile& file, int64_t within, int64_t count) {
+          file.read_marks(within, rest.first(static_cast<size_t>(count)));
+          rest = rest.subspan(static_cast<size_t>(count));
+        });
 }
 
 void Tokens::will_need(int64_t begin, int64_t count) const {

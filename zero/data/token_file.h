@@ -28,6 +28,15 @@ inline constexpr int32_t kLlmC32Magic = 20240801;
 inline constexpr int32_t kLlmC32Version = 7;
 inline constexpr size_t kLlmCHeaderBytes = 1024;
 
+// Note [Marks of tokens]
+// Beside a token file NAME.bin there may be NAME.marks.bin, with a byte for each token and nothing
+// else. Training on answers alone reads there which tokens are to be predicted.
+inline constexpr uint8_t kSupervised = 1;      ///< the token is to be predicted
+inline constexpr uint8_t kBeginsDocument = 2;  ///< the token is the first of its document
+
+/// Returns the path of the marks of a token file.
+std::filesystem::path marks_of(std::filesystem::path tokens);
+
 /// "text by bytes", "llm.c tokens", "llm.c tokens of 32 bits", "nanoGPT tokens".
 std::string_view name(TokenFormat format);
 /// The bytes of a token: 1, 2 or 4.
@@ -40,7 +49,8 @@ class TokenFile {
   /// Opens `path`. Without `format`, llm.c's magic decides, then the extension: .bin is nanoGPT's
   /// format, anything else is text; files of other known formats are refused (foreign.h). DataError
   /// when the file is missing, empty, truncated, longer than its header says, ends within a token,
-  /// has a header of another kind, or is text with a NUL in its first MiB.
+  /// has a header of another kind, or is text with a NUL in its first MiB; and where its marks are
+  /// not as many as its tokens.
   explicit TokenFile(const std::filesystem::path& path, std::optional<TokenFormat> format = {});
   ~TokenFile();
 
@@ -56,11 +66,20 @@ class TokenFile {
   /// NUL there.
   int64_t read(int64_t begin, std::span<int64_t> out) const;
 
+  /// Returns whether there are marks of the tokens.
+  bool marked() const { return marks_ != nullptr; }
+  /// Copies the marks of tokens [begin, begin + out.size()), which are there. DataError for a byte
+  /// that is no mark, and as `read`.
+  void read_marks(int64_t begin, std::span<uint8_t> out) const;
+
   /// Asks the system to bring a range into memory soon, without waiting.
   void will_need(int64_t begin, int64_t count) const;
 
  private:
+  void open_marks();
+
   std::unique_ptr<InputFile> file_;
+  std::unique_ptr<InputFile> marks_;  // null: there are none
   TokenFormat format_ = TokenFormat::bytes;
   size_t header_ = 0;
   int64_t size_ = 0;
@@ -69,7 +88,7 @@ class TokenFile {
 /// The tokens of one file, or of several in their order, as one sequence.
 class Tokens {
  public:
-  /// DataError for what TokenFile refuses, and for files of several formats.
+  /// DataError for what TokenFile refuses, for files of several formats, and where some have marks.
   explicit Tokens(const std::vector<std::filesystem::path>& paths);
 
   /// The files, for messages.
@@ -81,6 +100,8 @@ class Tokens {
   /// See TokenFile.
   int64_t vocab_limit() const { return files_.front()->vocab_limit(); }
   int64_t read(int64_t begin, std::span<int64_t> out) const;
+  bool marked() const { return files_.front()->marked(); }
+  void read_marks(int64_t begin, std::span<uint8_t> out) const;
   void will_need(int64_t begin, int64_t count) const;
 
  private:

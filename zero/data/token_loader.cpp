@@ -15,6 +15,7 @@ namespace zero {
 namespace {
 
 constexpr int64_t kTokensCheckedAtStart = int64_t{1} << 24;
+constexpr int64_t kIgnored = -100;  // a target that has no loss, as in LibTorch
 
 void check(const LoaderOptions& options) {
   if (options.sequence <= 0)
@@ -81,6 +82,8 @@ TokenLoader::TokenLoader(TokenRange tokens, const LoaderOptions& options)
         file, sequences_, options_.sequence, together, options_.world_size, options_.micro_batch));
   }
   row_.resize(static_cast<size_t>(options_.sequence) + 1);
+  if (options_.marks && tokens_.tokens->marked())
+    marks_.resize(static_cast<size_t>(options_.sequence));
   if (options_.vocab_size > 0 && options_.vocab_size < tokens_.tokens->vocab_limit()) {
     std::vector<int64_t> block(size_t{1} << 16);
     const int64_t end = std::min(tokens_.end, tokens_.begin + kTokensCheckedAtStart);
@@ -106,6 +109,14 @@ int64_t TokenLoader::sequence_of(int64_t sample) const {
   return Permutation(sequences_, options_.seed, static_cast<uint64_t>(sample / sequences_))(within);
 }
 
+void TokenLoader::ignore_unmarked(int64_t begin, int64_t* targets) {
+  if (marks_.empty()) return;
+  tokens_.tokens->read_marks(begin, marks_);
+  for (size_t i = 0; i < marks_.size(); ++i) {
+    if ((marks_[i] & kSupervised) == 0) targets[i] = kIgnored;
+  }
+}
+
 TokenLoader::Batch TokenLoader::next() {
   const int64_t rows = options_.micro_batch;
   const int64_t length = options_.sequence;
@@ -120,6 +131,7 @@ TokenLoader::Batch TokenLoader::next() {
     check_token(tokens_.tokens->read(begin, row_), begin, length + 1);
     std::copy_n(row_.begin(), length, tokens + row * length);
     std::copy_n(row_.begin() + 1, length, targets + row * length);
+    ignore_unmarked(begin + 1, targets + row * length);
   }
   sample_ += options_.world_size * rows;
   // The disk works while the model does.

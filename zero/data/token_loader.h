@@ -42,13 +42,14 @@ struct LoaderOptions {
   uint64_t seed = 0;
   bool shuffle = true;     ///< false: in the order of the file, as for validation
   int64_t vocab_size = 0;  ///< the model's; a token at or above it is refused. 0 checks nothing
+  bool marks = true;       ///< follow the marks of the tokens where there are some
 };
 
 class TokenLoader {
  public:
   struct Batch {
     at::Tensor tokens;   ///< (B, T) int64
-    at::Tensor targets;  ///< (B, T) int64
+    at::Tensor targets;  ///< (B, T) int64; -100 where the marks say that a token is not supervised
   };
 
   /// DataError when the split is shorter than one sequence and its target, has fewer sequences than
@@ -79,6 +80,7 @@ class TokenLoader {
  private:
   int64_t sequence_of(int64_t sample) const;
   void check_token(int64_t largest, int64_t begin, int64_t count) const;
+  void ignore_unmarked(int64_t begin, int64_t* targets);
 
   TokenRange tokens_;
   LoaderOptions options_;
@@ -86,6 +88,7 @@ class TokenLoader {
   int64_t sample_ = 0;
   Batch batch_;
   std::vector<int64_t> row_;
+  std::vector<uint8_t> marks_;  // of a row's targets; empty without marks
 };
 
 }  // namespace zero

@@ -20,8 +20,9 @@ double bytes_to_build(int64_t parameters, const comm::Group& group);
 /// `config` in the memory that this host (or the cgroup that the ranks run in) has left. Either
 /// building it in fp32 takes more (not with `built_on_disk`: it is built in a zero::BuildOnDisk
 /// scope), or its states do by formula. The message names settings that would fit. Call it before
-/// the model is built; activations and buffers come on top. Collective.
+/// the model is built; activations and buffers come on top. `frozen` of the parameters are not
+/// trained. Collective.
 void check_fits(int64_t parameters, const Config& config, comm::Group& group,
-                bool built_on_disk = false);
+                bool built_on_disk = false, int64_t frozen = 0);
 
 }  // namespace zero

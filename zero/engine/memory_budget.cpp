@@ -222,12 +222,13 @@ double bytes_to_build(int64_t parameters, const comm::Group& group) {
   return 4.0 * static_cast<double>(parameters) * group.local_size();
 }
 
-void check_fits(int64_t parameters, const Config& config, comm::Group& group, bool built_on_disk) {
+void check_fits(int64_t parameters, const Config& config, comm::Group& group, bool built_on_disk,
+                int64_t frozen) {
   const auto share = memory_share(group);
   const auto& limit = share.limit;
   const double local = share.ranks;
   const auto on_host = [&](const Config& as) {
-    return predicted_states(as, parameters, group.size(), Bound::least).total() * local;
+    return predicted_states(as, parameters, group.size(), Bound::least, frozen).total() * local;
   };
   const double states = on_host(config);
   const double build = built_on_disk ? 0 : 4.0 * static_cast<double>(parameters) * local;
@@ -263,7 +264,7 @@ void check_fits(int64_t parameters, const Config& config, comm::Group& group, bo
     other.offload_optimizer.gradients = true;
     way("with the gradients too (--offload-gradients)", other);
   }
-  const auto of_rank = predicted_states(config, parameters, group.size(), Bound::least);
+  const auto of_rank = predicted_states(config, parameters, group.size(), Bound::least, frozen);
   throw OutOfMemory(fmt::format(
       "A model of {:.2f} billion parameters does not fit: its states take {} on this host "
       "({} rank{} at stage {}, each with {} of parameters, {} of gradients and {} of optimizer "

@@ -1,6 +1,7 @@
 #include "zero/engine/pretrained.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -52,10 +53,48 @@ void write_text(const fs::path& path, const std::string& text) {
   file.commit();
 }
 
+/// Adds low-rank products to parameters.
+class Merging {
+ public:
+  /// Rank 0 keeps the products' matrices. Collective.
+  Merging(Engine& engine, const std::map<std::string, MergedProduct>& products)
+      : products_(products) {
+    for (const auto& [name, product] : products) {
+      for (const auto& factor : {product.a, product.b}) {
+        if (!factors_.try_emplace(factor).second) continue;
+        const auto value = engine.parameter(factor);
+        if (engine.group().rank() == 0) factors_[factor] = value;
+      }
+    }
+  }
+
+  bool is_factor(const std::string& name) const { return factors_.contains(name); }
+
+  at::Tensor merged(const std::string& name, const at::Tensor& value) const {
+    const auto found = products_.find(name);
+    if (found == products_.end()) return value;
+    const auto& product = found->second;
+    const int64_t out = value.size(product.in_out ? 1 : 0);
+    const int64_t in = value.size(product.in_out ? 0 : 1);
+    const auto a = factors_.at(product.a).narrow(1, product.in_begin, in);
+    const auto b = factors_.at(product.b).narrow(0, product.out_begin, out);
+    const auto added = at::mm(b, a).mul_(product.scale).to(value.device());
+    return value.to(at::kFloat, false, /*copy=*/true)
+        .add_(product.in_out ? added.t() : added)
+        .to(value.scalar_type());
+  }
+
+ private:
+  const std::map<std::string, MergedProduct>& products_;
+  std::map<std::string, at::Tensor> factors_;  // undefined on other ranks
+};
+
 /// The tensors in the order in which they are complete.
-std::vector<TensorInfo> tensors_of(const Engine& engine, const Places& places) {
+std::vector<TensorInfo> tensors_of(const Engine& engine, const Places& places,
+                                   const Merging& merging) {
   std::vector<TensorInfo> tensors;
   for (auto& info : engine.parameter_infos()) {
+    if (merging.is_factor(info.name)) continue;
     const auto place = places.find(info.name);
     if (place == places.end()) {
       tensors.push_back(std::move(info));
@@ -192,10 +231,14 @@ void save_pretrained(Engine& engine, const std::string& folder,
       failure = std::current_exception();  // the walk over the parameters is collective: it goes on
     }
   };
-  ShardedWriter files(folder, tensors_of(engine, options.places), options.shard_bytes);
+  const c10::NoGradGuard no_grad;
+  const Merging merging(engine, options.merged);
+  ShardedWriter files(folder, tensors_of(engine, options.places, merging), options.shard_bytes);
   Assembly assembly;
-  engine.visit_parameters([&](const std::string& name, const at::Tensor& value) {
+  engine.visit_parameters([&](const std::string& name, const at::Tensor& full) {
+    if (merging.is_factor(name)) return;
     attempt([&] {
+      const auto value = merging.merged(name, full);
       const auto place = options.places.find(name);
       if (place == options.places.end()) return files.write(name, value);
       const auto whole = assembly.add(place->second, value);

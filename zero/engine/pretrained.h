@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct PretrainedOptions {
   std::map<std::string, std::string> tied{};
   /// Parameters that the files do not have keep their values.
   bool allow_missing = false;
+  /// Parameters that the program has added to the model and given values (LoRA's): they keep them,
+  /// and the files need not have them.
+  std::set<std::string> added{};
 };
 
 /// The names that did not go together.
@@ -42,9 +46,21 @@ struct PretrainedReport {
 PretrainedReport load_pretrained(Engine& engine, const std::string& path,
                                  const PretrainedOptions& options = {});
 
+/// A product of two thin matrices that is added to a parameter W of two dimensions as it is
+/// written: W + scale (B A), in fp32, rounded once to the dtype of W. A (rank, in) and B (out,
+/// rank) are parameters, whose fp32 masters count; they are not written themselves.
+struct MergedProduct {
+  std::string a, b;
+  double scale = 1;
+  int64_t out_begin = 0, in_begin = 0;  ///< the row of B and the column of A where W begins
+  bool in_out = false;                  ///< W lies as (in, out)
+};
+
 struct SavePretrainedOptions {
   /// As PretrainedOptions::places. The parameters of one tensor come one after the other.
   std::map<std::string, TensorPlace> places{};
+  /// By the names of parameters: what is added to them.
+  std::map<std::string, MergedProduct> merged{};
   /// The text of config.json; empty: none is written.
   std::string config_json{};
   /// A file has at most so many bytes of tensors, unless it has one tensor alone.
@@ -54,8 +70,9 @@ struct SavePretrainedOptions {
 /// Writes the parameters, in the engine's dtype, as transformers' save_pretrained does:
 /// `model.safetensors`, or `model-00001-of-0000N.safetensors` and their index where there are more
 /// than `shard_bytes`. Rank 0 writes to the folder, which exists, with one unit at a time in
-/// memory. Each file is whole or absent. Weights of an earlier call go when the new ones are there.
-/// Collective. Throws CheckpointError on every rank where the disk is full.
+/// memory, and with the matrices of all `merged` products, in fp32. Each file is whole or absent.
+/// Weights of an earlier call go when the new ones are there. Collective. Throws CheckpointError on
+/// every rank where the disk is full.
 void save_pretrained(Engine& engine, const std::string& folder,
                      const SavePretrainedOptions& options = {});
 

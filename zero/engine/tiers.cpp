@@ -66,7 +66,7 @@ int shard_ranks(const Config& config, int ranks) {
 }
 
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks,
-                                        Bound bound) {
+                                        Bound bound, int64_t frozen) {
   ranks = shard_ranks(config, ranks);
   const auto& optimizer = config.offload_optimizer;
   const int64_t dtype_bytes = config.parameter_bytes();
@@ -91,6 +91,10 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
                                .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
                                .optimizer = master_bytes + moment_bytes / partition::kAlignment,
                                .scales = moment_bytes % partition::kAlignment});
+  const double trained =
+      parameters > 0 ? 1 - static_cast<double>(frozen) / static_cast<double>(parameters) : 1;
+  states.gradients *= trained;
+  states.optimizer *= trained;
   if (config.hpz_partition_size > 1 && ranks > config.hpz_partition_size) {
     // Each host keeps all parameters, in equal shares; quantised ones beside the slices.
     states.parameters = (config.quantised.weights ? states.parameters : 0) +
@@ -105,11 +109,12 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
 }
 
 partition::StateMemory predicted_states(const Config& config, const StepSize& size) {
-  auto states = predicted_states(config, size.parameters, size.ranks, Bound::most);
+  auto states = predicted_states(config, size.parameters, size.ranks, Bound::most, size.frozen);
   const auto* adafactor = config.optimizer ? std::get_if<Adafactor>(&*config.optimizer) : nullptr;
   if (adafactor == nullptr || !adafactor->factored || size.matrix_elements == 0) return states;
   // The states lie between those without second moments of elements and those with all of them.
-  const double none = predicted_states(config, size.parameters, size.ranks, Bound::least).optimizer;
+  const double none =
+      predicted_states(config, size.parameters, size.ranks, Bound::least, size.frozen).optimizer;
   const double share =
       1 - static_cast<double>(size.matrix_elements) / static_cast<double>(size.parameters);
   states.optimizer =
@@ -245,14 +250,14 @@ TierChoice choose_tiers(Config config, const StepSize& size) {
   return {std::move(config), std::move(reason)};
 }
 
-void check_budget(const Config& config, int64_t parameters, int ranks) {
+void check_budget(const Config& config, int64_t parameters, int ranks, int64_t frozen) {
   const auto& optimizer = config.offload_optimizer;
   if (optimizer.device == OffloadDevice::nvme && optimizer.ratio < 1) return;
-  check_budget(config, ranks, predicted_states(config, parameters, ranks, Bound::least),
+  check_budget(config, ranks, predicted_states(config, parameters, ranks, Bound::least, frozen),
                [&](int stage) {
                  auto as = config;
                  as.stage = stage;
-                 return predicted_states(as, parameters, ranks, Bound::least).total();
+                 return predicted_states(as, parameters, ranks, Bound::least, frozen).total();
                });
 }
 

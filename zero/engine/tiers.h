@@ -19,14 +19,16 @@ int shard_ranks(const Config& config, int ranks);
 /// Returns the bytes of one rank's states in memory by the papers' formula, without the states that
 /// `config` puts on disk and without padding. All parameters are taken to have `config.optimizer`,
 /// or AdamW. If the states depend on which parameters are matrices (Muon, Adafactor), `bound` asks
-/// for the most or the least that they may be. A refusal takes the least.
+/// for the most or the least that they may be. A refusal takes the least. `frozen` of the
+/// parameters have no gradients and no optimizer states.
 enum class Bound : uint8_t { most, least };
 partition::StateMemory predicted_states(const Config& config, int64_t parameters, int ranks,
-                                        Bound bound);
+                                        Bound bound, int64_t frozen = 0);
 
 /// The sizes of a training step that tiers are chosen by.
 struct StepSize {
   int64_t parameters = 0;         ///< elements of the model
+  int64_t frozen = 0;             ///< those that are not trained
   int64_t largest_parameter = 0;  ///< its elements
   int64_t matrix_elements = 0;    ///< elements of parameters with two dimensions or more, if known
   int64_t matrix_sides = 0;       ///< rows and columns of these parameters
@@ -60,7 +62,7 @@ TierChoice choose_tiers(Config config, const StepSize& size);
 /// Throws OutOfMemory if a rank's states, as predicted, exceed `config.memory_budget`. It works
 /// before there is a model. If parts of states are on disk, which are whole units, only the engine
 /// knows.
-void check_budget(const Config& config, int64_t parameters, int ranks);
+void check_budget(const Config& config, int64_t parameters, int ranks, int64_t frozen = 0);
 /// Does the same with states that are known. `total_at` returns the bytes of a rank's states at
 /// another stage.
 void check_budget(const Config& config, int ranks, const partition::StateMemory& states,

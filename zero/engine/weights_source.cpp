@@ -105,7 +105,7 @@ class WeightsSource final : public StateSource {
       check_tied(p, found.tensor, also);
     }
     if (found.tensor.empty()) {
-      report_.missing.push_back(model.name(p));
+      if (!options.added.contains(model.name(p))) report_.missing.push_back(model.name(p));
     } else {
       found.place.tensor = found.tensor;
       check(found.tensor, is_part ? found.place.sizes : like.sizes().vec(), model.name(p), like);

@@ -83,6 +83,7 @@ void check_run(const Settings& given, int ranks) {
   const auto model = model_config(options, data);
   if (!options.from.empty() && !options.resume) (void)WeightFiles(options.from);
   (void)schedule_of(settings);
+  (void)is_supervised(options, data);
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
   int64_t done = 0;
   if (options.resume) {
@@ -96,7 +97,7 @@ void check_run(const Settings& given, int ranks) {
   if (options.eval_tokens > 0)
     (void)Validation(data.validation, options.seq, model->vocab_size(), options.eval_tokens);
   const auto size = step_size(settings, *model, ranks);
-  check_budget(choose_tiers(config, size).config, size.parameters, ranks);
+  check_budget(choose_tiers(config, size).config, size.parameters, ranks, size.frozen);
   folder.make();
   probe_profile(options);
   (void)make_monitors(options);  // makes their folders

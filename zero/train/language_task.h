@@ -13,7 +13,7 @@ namespace zero::train {
 
 /// A batch is tokens and targets, (B, T) int64 each. The weight of a batch is its number of
 /// sequences, which all have T targets.
-class LanguageTask final : public Task {
+class LanguageTask : public Task {
  public:
   /// A step has `micro_batches` of `rows` sequences on all ranks together. `model` outlives this.
   LanguageTask(LanguageModel& model, TokenLoader training, std::optional<Validation> validation,
@@ -46,9 +46,10 @@ class LanguageTask final : public Task {
     return model_.layers(std::move(tokens), std::move(targets));
   }
 
- private:
+ protected:
   static Batch batch_of(const TokenLoader::Batch& batch) { return {batch.tokens, batch.targets}; }
 
+ private:
   LanguageModel& model_;
   TokenLoader training_;
   std::optional<Validation> validation_;

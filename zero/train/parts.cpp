@@ -12,6 +12,7 @@
 #include "zero/models/architectures.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/train/run.h"
+#include "zero/train/tuning.h"
 
 namespace zero::train {
 namespace {
@@ -103,7 +104,20 @@ LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_
           .rank = rank,
           .world_size = ranks,
           .seed = static_cast<uint64_t>(options.seed),
-          .vocab_size = vocabulary};
+          .vocab_size = vocabulary,
+          .marks = options.task != TrainingTask::language};
+}
+
+bool is_supervised(const Options& options, const Dataset& data) {
+  const bool marked = data.train.tokens->marked();
+  if (options.task == TrainingTask::supervised && !marked) {
+    throw DataError(fmt::format(
+        "The option 'task' is sft, but {} has no marks of the tokens that are to be predicted "
+        "({}). Prepare the data with answers, or give --task lm.",
+        data.train.tokens->name(),
+        marks_of(std::filesystem::path(data.train.tokens->name())).filename().string()));
+  }
+  return marked && options.task != TrainingTask::language;
 }
 
 StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, int ranks) {
@@ -126,7 +140,9 @@ StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, i
     matrix_elements += rows * columns;
     matrix_sides += rows + columns;
   }
-  return {.parameters = sizes.parameter_count(),
+  const auto counts = count_parameters(options, sizes);
+  return {.parameters = counts.all,
+          .frozen = counts.frozen,
           .largest_parameter = sizes.largest_parameter(),
           .matrix_elements = matrix_elements,
           .matrix_sides = matrix_sides,

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -15,10 +16,13 @@
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
+#include "zero/train/adapter_files.h"
 #include "zero/train/language_task.h"
 #include "zero/train/monitors.h"
 #include "zero/train/parts.h"
 #include "zero/train/same_run.h"
+#include "zero/train/supervised_task.h"
+#include "zero/train/tuning.h"
 #include "zero/train/weights.h"
 
 namespace zero::train {
@@ -48,8 +52,9 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   const auto& config = settings.engine;
   const auto& options = settings.program;
   const auto sizes = model_config(options, data);
-  const int64_t parameters = sizes->parameter_count();
-  check_budget(config, parameters, group.size());
+  const auto counts = count_parameters(options, *sizes);
+  const int64_t parameters = counts.all;
+  check_budget(config, parameters, group.size(), counts.frozen);
   // The model is built on disk if its parameters will live there, or if it does not fit in memory
   // as a whole.
   // A model whose weights come from files takes no memory before they are read.
@@ -59,7 +64,7 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
       !without_values && (config.offload_param.device == OffloadDevice::nvme ||
                           (!config.nvme_folders().empty() &&
                            whole > static_cast<double>(available_memory().available)));
-  check_fits(parameters, config, group, on_disk || without_values);
+  check_fits(parameters, config, group, on_disk || without_values, counts.frozen);
   std::optional<WithoutValues> no_values;
   if (without_values) no_values.emplace();
   std::optional<BuildOnDisk> scope;
@@ -89,7 +94,8 @@ std::string describe_optimizer(const torch::nn::Module& model, const Optimizer& 
   std::string text(optim::name(optimizer));
   const double decay = std::visit([](const auto& o) { return o.weight_decay; }, optimizer);
   if (decay == 0) return text + ", no weight decay";
-  const auto parameters = model.parameters();
+  auto parameters = model.parameters();
+  std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
   const auto vectors = std::count_if(parameters.begin(), parameters.end(),
                                      [](const auto& p) { return p.dim() < 2; });
   const auto all = static_cast<int64_t>(parameters.size());
@@ -139,6 +145,27 @@ std::vector<double> rate_factors_of(const Engine& engine) {
   return factors;
 }
 
+/// Reads the weights that the run begins with, and its adapter's. Collective.
+void begin_weights(Run& run) {
+  const auto& options = run.options;
+  if (!options.from.empty())
+    run.weights_report = load_weights(*run.engine, *run.model, run.lora, options.from);
+  if (options.lora.adapter.empty()) return;
+  load_adapter(*run.engine, *run.lora, options.lora.adapter);
+  run.weights_report +=
+      fmt::format("{}adapter of {}", run.weights_report.empty() ? "" : ", ", options.lora.adapter);
+}
+
+std::unique_ptr<Task> make_task(Run& run, TokenLoader training,
+                                std::optional<Validation> validation) {
+  const auto make = [&]<class Made>(std::type_identity<Made>) {
+    return std::make_unique<Made>(*run.model, std::move(training), std::move(validation),
+                                  run.micro_batch_size(), run.group->size() * run.micro_batches());
+  };
+  if (is_supervised(run.options, run.data)) return make(std::type_identity<SupervisedTask>());
+  return make(std::type_identity<LanguageTask>());
+}
+
 }  // namespace
 
 Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
@@ -158,8 +185,10 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   TokenLoader training(data.train,
                        loader_options(options, group->rank(), group->size(), vocabulary));
   std::optional<Validation> validation;
-  if (options.eval_tokens > 0)
-    validation.emplace(data.validation, options.seq, vocabulary, options.eval_tokens);
+  if (options.eval_tokens > 0) {
+    validation.emplace(data.validation, options.seq, vocabulary, options.eval_tokens,
+                       options.task != TrainingTask::language);
+  }
   open_folder(*this, std::move(more));
 
   auto [chosen, reason] = with_tiers(settings.settings, data, *group);
@@ -167,6 +196,7 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   const auto& config = chosen.engine;
   const auto& recompute = chosen.model.activation_checkpointing;
   model = build_model(chosen, data, *group);
+  lora = choose_trained(*model, options);
   activations = activation_store(recompute, config, group->accounts().timeline);
   model->recompute({.every = recompute.every.value_or(0), .options = {.store = activations}});
   if (!config.fp32_modules.empty()) {
@@ -178,11 +208,9 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   tensors.values_follow = values_follow(options);
   engine.emplace(std::move(tensors), parameter_groups(model->module(), config, options.decay_all),
                  config, group);
-  if (!options.from.empty() && !options.resume)
-    weights_report = load_weights(*engine, *model, options.from);
+  if (!options.resume) begin_weights(*this);
   rate_factors = rate_factors_of(*engine);
-  task = std::make_unique<LanguageTask>(*model, std::move(training), std::move(validation),
-                                        micro_batch_size(), group->size() * micro_batches());
+  task = make_task(*this, std::move(training), std::move(validation));
 }
 
 RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& changes) const {
@@ -191,6 +219,9 @@ RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& change
   RunInfo run;
   run.model_name = model_name(options);
   run.weights = weights_report;
+  if (const auto trained = describe_trained(model->module(), lora); !trained.empty())
+    run.weights +=
+        fmt::format("{}; {}", run.weights.empty() ? "random initial weights" : "", trained);
   run.parameters = engine->parameter_count();
   run.model_description = sizes.description();
   run.vocabulary = sizes.vocab_size();

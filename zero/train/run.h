@@ -12,6 +12,7 @@
 #include "zero/data/dataset.h"
 #include "zero/engine/engine.h"
 #include "zero/models/language/language_model.h"
+#include "zero/models/lora/lora.h"
 #include "zero/optim/schedule.h"
 #include "zero/train/options.h"
 #include "zero/train/reports.h"
@@ -65,6 +66,7 @@ struct Run {
   std::string tiers_reason;    ///< which states a memory budget puts on disk, and why
   std::shared_ptr<ActivationStore> activations;  ///< null: activations stay where they are
   std::unique_ptr<LanguageModel> model;
+  std::optional<Lora> lora;  ///< the model's adapter
   std::optional<Engine> engine;
   std::unique_ptr<Task> task;
   /// The rate of each parameter group over the schedule's. It is not 1 for parameters that Muon

@@ -51,7 +51,8 @@ Json json_of(const RunSettings& run, const Dataset& data) {
   options["profile"] = !run.settings.program.profile.empty();
   const auto tokens = [](const TokenRange& range) -> Json {
     if (range.size() == 0) return 0;
-    return fmt::format("{} tokens with the checksum {:x}", range.size(), checksum(range));
+    return fmt::format("{} tokens with the checksum {:x}{}", range.size(), checksum(range),
+                       range.tokens->marked() ? " and marks" : "");
   };
   settings["sizes"] = Json::parse(run.model);
   settings["data"] = {{"training", tokens(data.train)}, {"validation", tokens(data.validation)}};

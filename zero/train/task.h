@@ -10,7 +10,7 @@
 //   language model     tokens, targets                         tokens
 //   masked tokens      tokens, targets, padding                the masked tokens
 //   classification     tokens, labels, padding                 sequences
-//   fine-tuning        tokens, targets, document boundaries    the answers' tokens
+//   fine-tuning        tokens, targets, number of targets      the answers' tokens
 //
 // Weights. The loss of a step is the sum over all tokens or sequences that are supervised in it, on
 // all ranks and in all micro-batches, divided by their number. The engine averages micro-batches
@@ -77,9 +77,10 @@ class Task {
 };
 
 /// Returns the factor of a micro-batch's mean loss: Note [Tasks]. `micro_batches` are those of all
-/// ranks in a step, whose weights add up to `total`.
+/// ranks in a step, whose weights add up to `total`; if that is 0, nothing is supervised, and every
+/// loss counts as 0.
 inline double loss_factor(double weight, double total, int64_t micro_batches) {
-  return weight * static_cast<double>(micro_batches) / total;
+  return total > 0 ? weight * static_cast<double>(micro_batches) / total : 0;
 }
 
 /// Returns the batch on a device. The copies run beside the device's earlier work.

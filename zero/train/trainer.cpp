@@ -26,6 +26,7 @@
 #include "zero/comm/gather_texts.h"
 #include "zero/comm/job.h"
 #include "zero/device/memory.h"
+#include "zero/train/adapter_files.h"
 #include "zero/train/sampler.h"
 #include "zero/train/stop.h"
 #include "zero/train/validator.h"
@@ -305,7 +306,20 @@ void Trainer::sample() {
 }
 
 void Trainer::save_weights() {
-  write_weights(*run_.engine, *run_.model, run_.folder, run_.options.from);
+  const auto& options = run_.options;
+  const auto folder = run_.folder.path();
+  write_trained(*run_.engine, *run_.model, run_.lora, folder, options.from);
+  if (!options.lora.merge) return;
+  const auto merged = folder / "merged";
+  comm::agree_on_rank_zero<CheckpointError>(*run_.group, "Making a folder", [&] {
+    std::error_code error;
+    std::filesystem::create_directories(merged, error);
+    if (error) {
+      throw CheckpointError(
+          fmt::format("Cannot make the folder {}: {}.", merged.string(), error.message()));
+    }
+  });
+  write_weights(*run_.engine, *run_.model, run_.lora, merged, options.from);
 }
 
 void Trainer::save_checkpoint() {
@@ -412,7 +426,7 @@ int Trainer::finish(double seconds) {
                 : stop_signal_ == SIGALRM
                     ? fmt::format("stopped by --stop-after {}", run_.options.stop_after)
                     : fmt::format("stopped by SIG{}", sigabbrev_np(stop_signal_)),
-      .model_file = run_.folder.model()};
+      .model_file = run_.lora ? run_.folder.path() / kAdapterWeights : run_.folder.model()};
   run_.reports.tell([&](Monitor& monitor) { monitor.end(end); });
   run_.reports.share_failure(*run_.group);
   return stop_signal_ == SIGALRM ? 0 : stop_signal_;

@@ -57,7 +57,7 @@ class Trainer {
   /// reports them; as token numbers if the data does not say how to decode them. Collective.
   void sample();
   /// Writes DIR/model.safetensors (Hugging Face's names, the engine's dtype) and DIR/config.json,
-  /// each whole or not at all. Collective.
+  /// each whole or not at all; or the adapter, and with `lora.merge` the merged model. Collective.
   void save_weights();
   /// Writes DIR/checkpoint-STEP, then removes older ones. Collective. Throws CheckpointError.
   void save_checkpoint();

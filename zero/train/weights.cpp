@@ -5,12 +5,15 @@
 
 #include <array>
 #include <filesystem>
+#include <initializer_list>
 #include <system_error>
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/weight_files.h"
 #include "zero/comm/agreement.h"
 #include "zero/engine/pretrained.h"
+#include "zero/train/adapter_files.h"
 
 namespace zero::train {
 
@@ -23,32 +26,58 @@ constexpr std::array kCompanions{
     "tokenizer.model",   "tokenizer_config.json",   "vocab.json",
     "vocab.txt"};
 
-void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to) {
-  for (const char* name : kCompanions) {
-    std::error_code error;
-    if (!std::filesystem::exists(from / name, error)) continue;
-    std::filesystem::copy_file(from / name, to / name,
-                               std::filesystem::copy_options::overwrite_existing, error);
-    if (!error) continue;
-    throw CheckpointError(fmt::format("{} cannot be copied to {}: {}.", (from / name).string(),
-                                      (to / name).string(), error.message()));
-  }
+void copy_companions(Engine& engine, const std::filesystem::path& from,
+                     const std::filesystem::path& to) {
+  if (from.empty()) return;
+  comm::agree_on_rank_zero<CheckpointError>(engine.group(), "Copying the tokenizer", [&] {
+    for (const char* name : kCompanions) {
+      std::error_code error;
+      if (!std::filesystem::exists(from / name, error)) continue;
+      std::filesystem::copy_file(from / name, to / name,
+                                 std::filesystem::copy_options::overwrite_existing, error);
+      if (!error) continue;
+      throw CheckpointError(fmt::format("{} cannot be copied to {}: {}.", (from / name).string(),
+                                        (to / name).string(), error.message()));
+    }
+  });
+}
+
+/// Rank 0 removes files, as far as they are there.
+void remove(Engine& engine, const std::filesystem::path& folder,
+            std::initializer_list<const char*> names) {
+  if (engine.group().rank() != 0) return;
+  std::error_code ignored;
+  for (const char* name : names) std::filesystem::remove(folder / name, ignored);
 }
 
 }  // namespace
 
-void write_weights(Engine& engine, LanguageModel& model, const RunFolder& folder,
-                   const std::string& from) {
-  save_pretrained(engine, folder.path().string(),
-                  {.places = model.export_places(), .config_json = model.config().to_json()});
-  if (from.empty()) return;
-  comm::agree_on_rank_zero<CheckpointError>(engine.group(), "Copying the tokenizer",
-                                            [&] { copy_companions(from, folder.path()); });
+void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
+                   const std::filesystem::path& folder, const std::string& from) {
+  SavePretrainedOptions options{.places = model.export_places(),
+                                .config_json = model.config().to_json()};
+  if (lora) options.merged = merged_products(*lora);
+  save_pretrained(engine, folder.string(), options);
+  copy_companions(engine, from, folder);
 }
 
-std::string load_weights(Engine& engine, LanguageModel& model, const std::string& path) {
-  const auto report =
-      load_pretrained(engine, path, {.places = model.export_places(), .tied = model.tied_names()});
+void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
+                   const std::filesystem::path& folder, const std::string& from) {
+  if (lora) {
+    save_adapter(engine, *lora, folder.string(), from);
+    copy_companions(engine, from, folder);
+    remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
+  } else {
+    write_weights(engine, model, lora, folder, from);
+    remove(engine, folder, {kAdapterConfig, kAdapterWeights});
+  }
+}
+
+std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
+                         const std::string& path) {
+  PretrainedOptions options{.places = model.export_places(), .tied = model.tied_names()};
+  if (lora) options.added = added_parameters(*lora);
+  const auto report = load_pretrained(engine, path, options);
   auto text = fmt::format("weights of {}", path);
   const auto& others = report.left_over;
   if (others.empty()) return text;

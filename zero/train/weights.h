@@ -1,27 +1,33 @@
 // Reads the first weights of a run, and writes the final ones, in the form of other programs.
 #pragma once
 
+#include <filesystem>
+#include <optional>
 #include <string>
 
 #include "zero/engine/engine.h"
 #include "zero/models/language/language_model.h"
-#include "zero/train/run_folder.h"
+#include "zero/models/lora/lora.h"
 
 namespace zero::train {
 
 /// Writes the model's full parameters, in the places that their `export_places` name and in the
 /// engine's dtype, to the folder's model.safetensors, or to several files (save_pretrained), and
-/// its sizes to config.json. Each file is whole or absent, and an earlier one stays until then.
-/// Rank 0 writes, one unit at a time in memory. Collective. Throws CheckpointError if the disk is
-/// full (see comm/agreement.h).
-///
-/// If the run's first weights came from the folder `from`, its files of a tokenizer and of
-/// generation are copied.
-void write_weights(Engine& engine, LanguageModel& model, const RunFolder& folder,
-                   const std::string& from);
+/// its sizes to config.json. The products of `lora` are merged. Each file is whole or absent, and
+/// an earlier one stays until then. Rank 0 writes, one unit at a time in memory. If the run's first
+/// weights came from the folder `from`, its files of a tokenizer and of generation are copied.
+/// Collective. Throws CheckpointError if the disk is full (see comm/agreement.h).
+void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
+                   const std::filesystem::path& folder, const std::string& from);
+
+/// Writes what a run has trained: its adapter (save_adapter), or else the weights. Files of the
+/// other kind, which an earlier run has left, go. Collective. Throws as write_weights.
+void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
+                   const std::filesystem::path& folder, const std::string& from);
 
 /// Reads the weights at `path` into the engine's shards (load_pretrained), and returns a sentence
 /// that says what was read and what was left over. Collective. Throws CheckpointError.
-std::string load_weights(Engine& engine, LanguageModel& model, const std::string& path);
+std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
+                         const std::string& path);
 
 }  // namespace zero::train

@@ -46,8 +46,8 @@ class Gpt2LanguageModelConfig final : public LanguageModelConfig {
 };
 
 std::unique_ptr<LanguageModel> Gpt2LanguageModelConfig::build() const {
-  return std::make_unique<ModuleLanguageModel<Gpt2, Gpt2LanguageModelConfig>>(sizes_, "wte.weight",
-                                                                              published_);
+  return std::make_unique<ModuleLanguageModel<Gpt2, Gpt2LanguageModelConfig>>(
+      sizes_, ModuleNames{.embedding = "wte.weight", .path_prefix = "transformer."}, published_);
 }
 
 }  // namespace

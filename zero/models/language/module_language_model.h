@@ -13,18 +13,25 @@
 
 namespace zero {
 
+/// Names in a module, as other programs have them.
+struct ModuleNames {
+  std::string embedding;         ///< the embedding's weight
+  std::string path_prefix = {};  ///< LanguageModel::path_prefix
+};
+
 /// `Holder` holds a module with the functions of LanguageModel, and `Config` is the
 /// LanguageModelConfig of its sizes.
 template <class Holder, class Config>
 class ModuleLanguageModel final : public LanguageModel {
  public:
   /// Builds the module of these sizes, and the config from them and from `more`. If the sizes tie
-  /// the head to the embedding, `embedding` is the name of its weight.
+  /// the head to the embedding, `names` says which weight that is.
   template <class Sizes, class... More>
-  ModuleLanguageModel(const Sizes& sizes, std::string embedding, const More&... more)
+  ModuleLanguageModel(const Sizes& sizes, ModuleNames names, const More&... more)
       : config_(sizes, more...),
         model_(sizes),
-        embedding_(sizes.tie_word_embeddings ? std::move(embedding) : std::string()) {}
+        names_(std::move(names)),
+        tied_(sizes.tie_word_embeddings) {}
 
   torch::nn::Module& module() override { return *model_; }
   const LanguageModelConfig& config() const override { return config_; }
@@ -42,14 +49,16 @@ class ModuleLanguageModel final : public LanguageModel {
   /// Parameters have Hugging Face's names, except for the tiles of a linear layer.
   std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }
   std::map<std::string, std::string> tied_names() const override {
-    if (embedding_.empty()) return {};
-    return {{"lm_head.weight", embedding_}};
+    if (!tied_) return {};
+    return {{"lm_head.weight", names_.embedding}};
   }
+  std::string path_prefix() const override { return names_.path_prefix; }
 
  private:
   Config config_;
   Holder model_;
-  std::string embedding_;
+  ModuleNames names_;
+  bool tied_;
 };
 
 }  // namespace zero

@@ -64,7 +64,7 @@ Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tens
   return result;
 }
 
-// Keeps what both functions below need from forward to backward.
+// Keeps what both functions below need from forward to backward: `x` may be undefined.
 void keep(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
           const std::optional<at::Tensor>& bias, bool transposed) {
   variable_list saved{x, weight};
@@ -83,7 +83,7 @@ struct Kept {
     wanted = {context->needs_input_grad(0), context->needs_input_grad(1),
               bias.defined() && context->needs_input_grad(2)};
   }
-  at::Tensor x, weight, bias;  // the bias may be undefined
+  at::Tensor x, weight, bias;  // x and the bias may be undefined
   bool transposed = false;
   Wanted wanted;
 };
@@ -92,7 +92,8 @@ class Linear : public torch::autograd::Function<Linear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool transposed) {
-    keep(context, x, weight, bias, transposed);
+    // A frozen weight has no gradient, which is all that needs x: nothing keeps it.
+    keep(context, weight.requires_grad() ? x : at::Tensor(), weight, bias, transposed);
     return product(x, in_out(as(weight, x), transposed), as(bias.value_or(at::Tensor()), x));
   }
 

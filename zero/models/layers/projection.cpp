@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "zero/base/error.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/initial_values.h"
 
@@ -14,7 +15,21 @@ namespace zero {
 
 ProjectionImpl::ProjectionImpl(const ProjectionOptions& options) : options_(options) { reset(); }
 
+ProjectionImpl::ProjectionImpl(const torch::nn::LinearImpl& layer)
+    : options_{.in = layer.options.in_features(),
+               .out = layer.options.out_features(),
+               .bias = layer.bias.defined()} {
+  weight = register_parameter("weight", layer.weight, layer.weight.requires_grad());
+  if (options_.bias) bias = register_parameter("bias", layer.bias, layer.bias.requires_grad());
+  train(layer.is_training());
+}
+
 void ProjectionImpl::reset() {
+  make_weights();
+  if (low_rank_) attach(low_rank_->options());
+}
+
+void ProjectionImpl::make_weights() {
   const auto& [in, out, layout, has_bias, deviation] = options_;
   if (tile_elements_ > 0) {
     tiles = register_module("tiles", TiledLinear(tiling_of(in, out, has_bias, tile_elements_)));
@@ -26,11 +41,30 @@ void ProjectionImpl::reset() {
   if (has_bias) bias = register_parameter("bias", at::zeros({out}));
 }
 
+void ProjectionImpl::attach(LowRankOptions options) {
+  const auto& like = tiles ? tiles->weights.front() : weight;
+  low_rank_.emplace(*this, options_.in, options_.out, options, like.options().requires_grad(false));
+}
+
+void ProjectionImpl::adapt(const LowRankOptions& options) {
+  if (low_rank_) throw ConfigError("A Projection was given LoRA a second time.");
+  attach(options);
+}
+
+std::vector<AdaptedWeight> ProjectionImpl::adapted_weights() const {
+  if (!tiles) return {{.name = "weight", .in_out = in_out()}};
+  auto all = tiles->adapted_weights();
+  for (auto& part : all) part.name.insert(0, "tiles.");
+  return all;
+}
+
 at::Tensor ProjectionImpl::forward(const at::Tensor& x) {
-  return tiles ? tiles(x) : linear(x, weight, bias, options_.layout);
+  const auto y = tiles ? tiles(x) : linear(x, weight, bias, options_.layout);
+  return low_rank_ ? low_rank_->add_to(y, x, is_training()) : y;
 }
 
 at::Tensor ProjectionImpl::forward_of_gelu(const at::Tensor& x) {
+  if (low_rank_) return forward(tanh_gelu(x));
   return tiles ? tiles(tanh_gelu(x)) : gelu_linear(x, weight, bias, options_.layout);
 }
 
@@ -40,7 +74,7 @@ bool ProjectionImpl::tile(int64_t max_elements) {
   const auto whole_bias = std::exchange(bias, at::Tensor());
   parameters_.clear();
   tile_elements_ = max_elements;
-  reset();
+  make_weights();
   tiles->to(whole.device(), whole.scalar_type());
   tiles->load(options_.layout == WeightLayout::in_out ? whole.t() : whole, whole_bias);
   for (auto& part : tiles->weights) part.set_requires_grad(whole.requires_grad());

@@ -3,14 +3,18 @@
 #pragma once
 
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "zero/checkpoint/tensor_place.h"
 #include "zero/models/layers/linear.h"
+#include "zero/models/layers/low_rank.h"
 #include "zero/models/layers/tiled_linear.h"
 
 namespace zero {
@@ -24,9 +28,13 @@ struct ProjectionOptions {
 };
 
 /// A linear layer. (..., in) -> (..., out).
-class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>, public Tileable {
+class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
+                       public Tileable,
+                       public Adaptable {
  public:
   explicit ProjectionImpl(const ProjectionOptions& options);
+  /// The same layer, which takes over the parameters of `layer`.
+  explicit ProjectionImpl(const torch::nn::LinearImpl& layer);
   void reset() final;
   at::Tensor forward(const at::Tensor& x);
   /// forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
@@ -34,13 +42,23 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>, public Tilea
   bool tile(int64_t max_elements) override;
   const ProjectionOptions& options() const { return options_; }
 
+  void adapt(const LowRankOptions& options) override;
+  int64_t in_features() const override { return options_.in; }
+  int64_t out_features() const override { return options_.out; }
+  bool in_out() const override { return options_.layout == WeightLayout::in_out; }
+  std::vector<AdaptedWeight> adapted_weights() const override;
+
   at::Tensor weight;           ///< as `layout` says; undefined in tiles
   at::Tensor bias;             ///< (out); undefined in tiles, and where there is none
   TiledLinear tiles{nullptr};  ///< in place of both
 
  private:
+  void make_weights();
+  void attach(LowRankOptions options);  // a copy: those of the product before go with it
+
   ProjectionOptions options_;
   int64_t tile_elements_ = 0;  // 0: whole
+  std::optional<LowRank> low_rank_;
 };
 TORCH_MODULE(Projection);
 

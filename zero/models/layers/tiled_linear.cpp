@@ -5,20 +5,17 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <torch/nn/modules/container/any.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "zero/base/error.h"
 #include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/linear.h"
+#include "zero/models/layers/replace_linears.h"
 
 namespace zero {
 
@@ -62,6 +59,26 @@ void TiledLinearImpl::reset() {
     biases.push_back(register_parameter(fmt::format("bias_{}", o),
                                         at::empty({out_part(o).size}).uniform_(-bound, bound)));
   }
+  if (low_rank_) attach(low_rank_->options());
+}
+
+void TiledLinearImpl::attach(LowRankOptions options) {
+  low_rank_.emplace(*this, options_.in_features, options_.out_features, options,
+                    weights.front().options().requires_grad(false));
+}
+
+void TiledLinearImpl::adapt(const LowRankOptions& options) {
+  if (low_rank_) throw ConfigError("A TiledLinear was given LoRA a second time.");
+  attach(options);
+}
+
+std::vector<AdaptedWeight> TiledLinearImpl::adapted_weights() const {
+  std::vector<AdaptedWeight> all;
+  for (int64_t o = 0; o < options_.out_splits; ++o) {
+    for (int64_t i = 0; i < options_.in_splits; ++i)
+      all.push_back({fmt::format("weight_{}_{}", o, i), out_part(o).begin, in_part(i).begin});
+  }
+  return all;
 }
 
 TiledLinearImpl::Part TiledLinearImpl::in_part(int64_t index) const {
@@ -97,7 +114,8 @@ at::Tensor TiledLinearImpl::forward(const at::Tensor& x) {
       output = output.defined() ? output + sum : sum;
     }
   }
-  return outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
+  const auto y = outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
+  return low_rank_ ? low_rank_->add_to(y, x, is_training()) : y;
 }
 
 void TiledLinearImpl::load(const at::Tensor& weight, const at::Tensor& bias) {
@@ -166,14 +184,6 @@ TiledLinearOptions tiling_of(int64_t in_features, int64_t out_features, bool bia
 
 namespace {
 
-// A layer to be replaced, at one of the places that it has in the tree.
-struct Place {
-  nn::Module* parent;
-  std::string name;  // in the parent
-  std::string path;  // in the tree
-  nn::LinearImpl* layer;
-};
-
 bool too_large(const nn::LinearImpl* layer, int64_t max_elements) {
   return layer != nullptr && layer->weight.numel() > max_elements;
 }
@@ -185,7 +195,7 @@ struct Splitting {
 };
 
 void find_places(nn::Module& module, const std::string& path, int64_t max_elements,
-                 std::set<const nn::Module*>& visited, std::vector<Place>& places,
+                 std::set<const nn::Module*>& visited, std::vector<LinearPlace>& places,
                  std::vector<Splitting>& splitting) {
   if (!visited.insert(&module).second) return;
   if (auto* layer = dynamic_cast<Tileable*>(&module)) splitting.push_back({layer, path});
@@ -196,31 +206,6 @@ void find_places(nn::Module& module, const std::string& path, int64_t max_elemen
       places.push_back({&module, child.key(), std::move(child_path), layer});
     } else {
       find_places(*child.value(), child_path, max_elements, visited, places, splitting);
-    }
-  }
-}
-
-void check_places(const std::vector<Place>& places) {
-  std::unordered_map<nn::LinearImpl*, int64_t> holders;
-  for (const auto& place : places)
-    holders[place.layer] += dynamic_cast<nn::SequentialImpl*>(place.parent) != nullptr ? 2 : 1;
-  for (const auto& place : places) {
-    // One reference is that of shared_from_this.
-    if (place.layer->shared_from_this().use_count() - 1 > holders[place.layer]) {
-      throw ConfigError(fmt::format(
-          "The linear layer '{}' cannot be tiled: besides its parent's list of children something "
-          "else holds it (a member as `torch::nn::Linear fc`, a ModuleList, a variable), and would "
-          "go on to use the whole layer. Put it into a torch::nn::Sequential, or make it a "
-          "zero::TiledLinear where it is made.",
-          place.path));
-    }
-    // The layer's member, and its list of parameters.
-    if (place.layer->weight.use_count() > 2) {
-      throw ConfigError(fmt::format(
-          "The linear layer '{}' cannot be tiled: its weight is shared with another module, an "
-          "Engine or a graph. Tile before the first forward and before the Engine is constructed; "
-          "a shared weight stays whole.",
-          place.path));
     }
   }
 }
@@ -251,27 +236,17 @@ std::vector<std::string> tile_linears(torch::nn::Module& root, int64_t max_eleme
         "tile_linears was given a linear layer, which has no parent in which to replace it. Make "
         "it a zero::TiledLinear.");
   }
-  std::vector<Place> places;
+  std::vector<LinearPlace> places;
   std::vector<Splitting> splitting;
   std::set<const nn::Module*> visited;
   find_places(root, "", max_elements, visited, places, splitting);
-  check_places(places);
+  check_replaceable(places, "tiled", "make it a zero::TiledLinear");
   std::vector<std::string> names;
   for (const auto& [layer, path] : splitting) {
     if (layer->tile(max_elements)) names.push_back(path);
   }
-  std::unordered_map<nn::LinearImpl*, std::shared_ptr<TiledLinearImpl>> made;
-  for (const auto& place : places) {
-    auto& tiles = made[place.layer];
-    if (!tiles) tiles = tiled(*place.layer, max_elements);
-    if (auto* sequence = dynamic_cast<nn::SequentialImpl*>(place.parent)) {
-      for (auto& module : *sequence) {
-        if (module.ptr().get() == place.layer) module = nn::AnyModule(tiles);
-      }
-    }
-    place.parent->replace_module(place.name, tiles);
-    names.push_back(place.path);
-  }
+  replace_linears(places, [&](const nn::LinearImpl& layer) { return tiled(layer, max_elements); });
+  for (const auto& place : places) names.push_back(place.path);
   return names;
 }
 

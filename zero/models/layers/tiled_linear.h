@@ -10,8 +10,11 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "zero/models/layers/low_rank.h"
 
 namespace zero {
 
@@ -27,7 +30,7 @@ struct TiledLinearOptions {
 
 /// y = x W^T + b in tiles. (..., in) -> (..., out). Equal to torch::nn::Linear up to the order of
 /// the sums.
-class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl> {
+class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl>, public Adaptable {
  public:
   /// Weights and bias are drawn as torch::nn::Linear draws its own. ConfigError for sizes or splits
   /// that are not positive, or more splits than features.
@@ -46,6 +49,12 @@ class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl> {
 
   const TiledLinearOptions& options() const { return options_; }
 
+  void adapt(const LowRankOptions& options) override;
+  int64_t in_features() const override { return options_.in_features; }
+  int64_t out_features() const override { return options_.out_features; }
+  bool in_out() const override { return false; }
+  std::vector<AdaptedWeight> adapted_weights() const override;
+
   struct Part {
     int64_t begin = 0;
     int64_t size = 0;
@@ -61,8 +70,10 @@ class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl> {
 
  private:
   const at::Tensor& tile(int64_t out, int64_t in) const;
+  void attach(LowRankOptions options);  // a copy: those of the product before go with it
 
   TiledLinearOptions options_;
+  std::optional<LowRank> low_rank_;
 };
 TORCH_MODULE(TiledLinear);
 
@@ -85,11 +96,9 @@ class Tileable {
 /// there split its own. Returns those layers' names. 0 elements: does nothing. Call it before
 /// anything else holds the model's parameters, a graph among them.
 ///
-/// The code that runs a layer must find the new one: a torch::nn::Sequential does, and code that
-/// looks a child up by its name. Throws ConfigError, and changes nothing, for a layer that is held
-/// anywhere else (a member as `torch::nn::Linear fc`, a ModuleList, a variable), for one whose
-/// weight is shared with another module, and for a root that is itself too large a Linear. A layer
-/// that splits itself needs none of this.
+/// Throws ConfigError, and changes nothing, for a torch::nn::Linear that cannot be replaced
+/// (replace_linears.h), and for a root that is itself too large a Linear. A layer that splits
+/// itself needs none of this.
 std::vector<std::string> tile_linears(torch::nn::Module& root, int64_t max_elements);
 
 }  // namespace zero

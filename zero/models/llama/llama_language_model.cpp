@@ -52,7 +52,7 @@ class LlamaLanguageModelConfig final : public LanguageModelConfig {
 
 std::unique_ptr<LanguageModel> LlamaLanguageModelConfig::build() const {
   return std::make_unique<ModuleLanguageModel<Llama, LlamaLanguageModelConfig>>(
-      sizes_, "model.embed_tokens.weight");
+      sizes_, ModuleNames{.embedding = "model.embed_tokens.weight"});
 }
 
 }  // namespace

@@ -1,0 +1,92 @@
+// `zero merge`: a model with an adapter becomes one without.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "apps/zero/options.h"
+#include "apps/zero/subcommands.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/weight_files.h"
+#include "zero/engine/engine.h"
+#include "zero/models/architectures.h"
+#include "zero/models/layers/initial_values.h"
+#include "zero/train/adapter_files.h"
+#include "zero/train/tuning.h"
+#include "zero/train/weights.h"
+
+namespace zero::app {
+namespace {
+
+constexpr const char* kMergeDescription =
+    "Adds the products of a peft adapter (LoRA) to the weights of the model beneath it, and writes "
+    "a "
+    "Hugging Face folder of that model.\n\n"
+    "  zero merge --from Llama-3.2-1B --adapter my_run --out merged\n\n"
+    "Weights keep their dtype: each is W + scale (B A) in fp32, rounded once.";
+
+/// Returns the precision in which an engine keeps weights of these files as they are. Throws
+/// ConfigError where files have several dtypes, of which none would be right for all.
+Config precision_of(const WeightFiles& files) {
+  const auto names = files.names();
+  const auto dtype = files.info(names.front()).dtype;
+  for (const auto& name : names) {
+    const auto& info = files.info(name);
+    if (info.dtype == dtype) continue;
+    throw ConfigError(
+        fmt::format("{} holds '{}' in {}, and '{}' in {}: one dtype must be that of all "
+                    "weights.",
+                    files.path().string(), names.front(), c10::toString(dtype), name,
+                    c10::toString(info.dtype)));
+  }
+  Config config;
+  config.bf16 = dtype == c10::ScalarType::BFloat16;
+  config.fp16 = dtype == c10::ScalarType::Half;
+  return config;
+}
+
+}  // namespace
+
+int merge(const Arguments& arguments) {
+  OptionParser parser("merge", kMergeDescription);
+  std::string from;
+  std::string out;
+  train::Options options;
+  parser.add_option("--from", from, "Folder of the model (config.json and its weights)")
+      ->required()
+      ->type_name("DIR");
+  parser.add_option("--adapter", options.lora.adapter, "Folder of the adapter")
+      ->required()
+      ->type_name("DIR");
+  parser.add_option("--out", out, "Folder for the merged model; it must be empty or absent")
+      ->required()
+      ->type_name("DIR");
+  if (const auto status = parser.read(arguments)) return *status;
+
+  const std::filesystem::path target(out);
+  std::error_code error;
+  if (std::filesystem::exists(target, error) && !std::filesystem::is_empty(target, error)) {
+    throw ConfigError(fmt::format("The folder {} is not empty. Give another --out.", out));
+  }
+  const auto config = precision_of(WeightFiles(from));
+  std::unique_ptr<LanguageModel> model;
+  {
+    const WithoutValues none;
+    model = language_model_config((std::filesystem::path(from) / "config.json").string())->build();
+  }
+  const auto lora = train::choose_trained(*model, options);
+  auto tensors = named_tensors(model->module());
+  tensors.values_follow = true;
+  Engine engine(std::move(tensors), {ParameterGroup{.optimizer = Sgd{.lr = 0}, .rest = true}},
+                config, comm::single());
+  fmt::print("{}\n", train::load_weights(engine, *model, lora, from));
+  load_adapter(engine, *lora, options.lora.adapter);
+  std::filesystem::create_directories(target, error);
+  if (error) throw ConfigError(fmt::format("Cannot make the folder {}: {}.", out, error.message()));
+  train::write_weights(engine, *model, lora, target, from);
+  fmt::print("{} layers merged; the model is in {}\n", lora->layers.size(), out);
+  return 0;
+}
+
+}  // namespace zero::app

@@ -1,0 +1,43 @@
+// Adapters in peft's files: a folder with `adapter_config.json` and `adapter_model.safetensors`.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "zero/engine/engine.h"
+#include "zero/engine/pretrained.h"
+#include "zero/models/lora/lora.h"
+
+namespace zero {
+
+/// The names in a folder.
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
+inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
+
+/// Reads the settings of a peft folder. Throws CheckpointError, which names the file, where it
+/// cannot be read, and for a key that changes the model in a way that is not computed here:
+/// `use_dora`, biases, ranks by pattern, layers by number, and every key that is not known and has
+/// a value.
+LoraSettings read_adapter_config(const std::string& folder);
+
+/// Writes the adapter as peft does: A and B of each layer, and the parameters of `modules_to_save`,
+/// in fp32, under "base_model.model." and their paths. `base_model` is what the config names as the
+/// model beneath. Rank 0 writes to the folder, which exists, with one tensor in memory; each file
+/// is whole or absent. Collective. Throws CheckpointError on every rank where the disk is full.
+void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
+                  const std::string& base_model = "");
+
+/// Sets the adapter's parameters to those of a peft folder; their moments stay. Every rank reads a
+/// tensor at a time. Collective. Throws CheckpointError, and changes nothing, where the file lacks
+/// one, has others, or one has another shape.
+void load_adapter(Engine& engine, const Lora& lora, const std::string& folder);
+
+/// Returns SavePretrainedOptions::merged for an adapter, with which save_pretrained writes a model
+/// without one that computes the same.
+std::map<std::string, MergedProduct> merged_products(const Lora& lora);
+
+/// Returns the names of the parameters that add_lora has added: PretrainedOptions::added.
+std::set<std::string> added_parameters(const Lora& lora);
+
+}  // namespace zero

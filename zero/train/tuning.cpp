@@ -1,0 +1,71 @@
+#include "zero/train/tuning.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "zero/base/error.h"
+#include "zero/models/layers/initial_values.h"
+#include "zero/train/adapter_files.h"
+
+namespace zero::train {
+namespace {
+
+LoraSettings settings_of(const LoraOptions& options) {
+  if (!options.adapter.empty()) return read_adapter_config(options.adapter);
+  return {.rank = *options.rank,
+          .alpha = options.alpha,
+          .rslora = options.rslora,
+          .dropout = options.dropout,
+          .targets = NamePattern::parse(options.targets),
+          .modules_to_save = NamePattern::parse(options.modules_to_save).names};
+}
+
+}  // namespace
+
+std::optional<Lora> choose_trained(LanguageModel& model, const Options& options) {
+  auto& module = model.module();
+  if (!options.freeze.empty()) freeze(module, NamePattern::parse(options.freeze));
+  if (!options.lora.on()) return std::nullopt;
+  auto settings = settings_of(options.lora);
+  settings.prefix = model.path_prefix();
+  auto lora = add_lora(module, settings);
+  for (const auto& [name, tied] : model.tied_names()) {
+    const auto& saved = lora.saved_parameters;
+    if (std::find(saved.begin(), saved.end(), tied) == saved.end()) continue;
+    throw ConfigError(fmt::format(
+        "LoRA's modules_to_save has '{}', which the model ties to '{}'; other programs would train "
+        "a copy of it alone. Leave it out, or untie them (tie_word_embeddings in config.json).",
+        tied, name));
+  }
+  return lora;
+}
+
+ParameterCounts count_parameters(const torch::nn::Module& model) {
+  ParameterCounts counts;
+  for (const auto& parameter : model.parameters()) {
+    counts.all += parameter.numel();
+    if (!parameter.requires_grad()) counts.frozen += parameter.numel();
+  }
+  return counts;
+}
+
+ParameterCounts count_parameters(const Options& options, const LanguageModelConfig& sizes) {
+  if (options.freeze.empty() && !options.lora.on()) return {.all = sizes.parameter_count()};
+  const WithoutValues none;
+  const auto model = sizes.build();
+  (void)choose_trained(*model, options);
+  return count_parameters(model->module());
+}
+
+std::string describe_trained(const torch::nn::Module& model, const std::optional<Lora>& lora) {
+  const auto counts = count_parameters(model);
+  if (counts.frozen == 0) return {};
+  const auto trained =
+      fmt::format("{} of {} parameters are trained", counts.all - counts.frozen, counts.all);
+  if (!lora) return trained;
+  return fmt::format("LoRA of rank {} in {} layers, {}", lora->settings.rank, lora->layers.size(),
+                     trained);
+}
+
+}  // namespace zero::train

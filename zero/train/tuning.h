@@ -1,0 +1,32 @@
+// The parameters of a run's model that are trained: its options choose an adapter, or freeze some.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "zero/models/language/language_model.h"
+#include "zero/models/lora/lora.h"
+#include "zero/train/options.h"
+
+namespace zero::train {
+
+/// Adds the adapter of the options, or freezes what they name. Returns the adapter. Throws
+/// ConfigError as add_lora and freeze do, and where a module that is trained whole is tied to
+/// another, and CheckpointError for a folder that holds no adapter.
+std::optional<Lora> choose_trained(LanguageModel& model, const Options& options);
+
+struct ParameterCounts {
+  int64_t all = 0;
+  int64_t frozen = 0;
+};
+/// Counts elements of parameters.
+ParameterCounts count_parameters(const torch::nn::Module& model);
+/// Returns the counts of the model that a run builds of these sizes, without building its values.
+/// Throws as choose_trained.
+ParameterCounts count_parameters(const Options& options, const LanguageModelConfig& sizes);
+
+/// Says for people what is trained; empty if all is.
+std::string describe_trained(const torch::nn::Module& model, const std::optional<Lora>& lora);
+
+}  // namespace zero::train
