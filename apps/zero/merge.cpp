@@ -20,7 +20,8 @@ namespace zero::app {
 namespace {
 
 constexpr const char* kMergeDescription =
-    "Adds the products of a peft adapter (LoRA) to the weights of the model beneath it, and writes a "
+    "Adds the products of a peft adapter (LoRA) to the weights of the model beneath it, and writes "
+    "a "
     "Hugging Face folder of that model.\n\n"
     "  zero merge --from Llama-3.2-1B --adapter my_run --out merged\n\n"
     "Weights keep their dtype: each is W + scale (B A) in fp32, rounded once.";
@@ -33,10 +34,11 @@ Config precision_of(const WeightFiles& files) {
   for (const auto& name : names) {
     const auto& info = files.info(name);
     if (info.dtype == dtype) continue;
-    throw ConfigError(fmt::format("{} holds '{}' in {}, and '{}' in {}: one dtype must be that of all "
-                                  "weights.",
-                                  files.path().string(), names.front(), c10::toString(dtype), name,
-                                  c10::toString(info.dtype)));
+    throw ConfigError(
+        fmt::format("{} holds '{}' in {}, and '{}' in {}: one dtype must be that of all "
+                    "weights.",
+                    files.path().string(), names.front(), c10::toString(dtype), name,
+                    c10::toString(info.dtype)));
   }
   Config config;
   config.bf16 = dtype == c10::ScalarType::BFloat16;
@@ -76,13 +78,12 @@ int merge(const Arguments& arguments) {
   const auto lora = train::choose_trained(*model, options);
   auto tensors = named_tensors(model->module());
   tensors.values_follow = true;
-  Engine engine(std::move(tensors), {ParameterGroup{.optimizer = Sgd{.lr = 0}, .rest = true}}, config,
-                comm::single());
+  Engine engine(std::move(tensors), {ParameterGroup{.optimizer = Sgd{.lr = 0}, .rest = true}},
+                config, comm::single());
   fmt::print("{}\n", train::load_weights(engine, *model, lora, from));
   load_adapter(engine, *lora, options.lora.adapter);
   std::filesystem::create_directories(target, error);
-  if (error)
-    throw ConfigError(fmt::format("Cannot make the folder {}: {}.", out, error.message()));
+  if (error) throw ConfigError(fmt::format("Cannot make the folder {}: {}.", out, error.message()));
   train::write_weights(engine, *model, lora, target, from);
   fmt::print("{} layers merged; the model is in {}\n", lora->layers.size(), out);
   return 0;

@@ -82,6 +82,7 @@ struct Tuned {
   }
   at::Tensor logits(const fixtures::Variant& data) {
     const at::NoGradGuard no_grad;
+    model->module().eval();  // the fixture of GPT-2 has dropout
     return model->logits_last(data.tokens).to(at::kFloat);
   }
   void export_merged(const std::string& folder) {
@@ -106,8 +107,7 @@ TEST(NamePattern, ReadsNamesAndExpressions) {
 }
 
 TEST(AddLora, AddsAProductToALinearLayerOfAnyModule) {
-  nn::Sequential net(nn::Linear(6, 5), nn::Tanh(),
-                     nn::Linear(nn::LinearOptions(5, 4).bias(false)));
+  nn::Sequential net(nn::Linear(6, 5), nn::Tanh(), nn::Linear(nn::LinearOptions(5, 4).bias(false)));
   net->to(at::kDouble);
   const void* data = net[0]->as<nn::LinearImpl>()->weight.data_ptr();
   const auto x = torch::randn({3, 6}, at::kDouble);
@@ -217,9 +217,8 @@ TEST(Freeze, TakesNamesOfParametersAndOfModules) {
               HasSubstr("embed_token"));
 }
 
-const LoraSettings kSettings{.rank = 4,
-                             .alpha = 8,
-                             .targets = {.names = {"q_proj", "v_proj", "down_proj"}}};
+const LoraSettings kSettings{
+    .rank = 4, .alpha = 8, .targets = {.names = {"q_proj", "v_proj", "down_proj"}}};
 
 TEST(Lora, EveryStageTrainsItAlikeAndKeepsTheRest) {
   const auto folder = fixtures::folder("llama").string();
@@ -350,7 +349,8 @@ TEST(AdapterFiles, AreReadAtAnyStageAndMergedWithOneRounding) {
           EXPECT_TRUE(tuned.engine->parameter(layer.a()).equal(a));
           auto product = b.mm(a).mul(3);  // 6 / sqrt(4)
           if (gpt2) product = product.t();
-          const auto rounded = original.read(settings.prefix + layer.path + ".weight").to(at::kBFloat16);
+          const auto rounded =
+              original.read(settings.prefix + layer.path + ".weight").to(at::kBFloat16);
           const auto sum = (rounded.to(at::kFloat) + product).to(at::kBFloat16);
           EXPECT_TRUE(merged.read(layer.path + ".weight").equal(sum)) << layer.path;
         }
@@ -374,6 +374,7 @@ TEST(AdapterFiles, AreReadAtAnyStageAndMergedWithOneRounding) {
       Engine engine(model->module(), AdamW{}, config(0));
       load_pretrained(engine, whole.path().string());
       const at::NoGradGuard no_grad;
+      model->module().eval();
       EXPECT_TRUE(model->logits_last(data.tokens).allclose(expected, 1e-4, 1e-5));
     });
   }
@@ -389,8 +390,8 @@ TEST(AdapterFiles, KeepModulesThatAreTrainedWhole) {
     Tuned tuned(base, settings, config(2), group);
     EXPECT_THAT(tuned.lora.saved_parameters, ElementsAre("lm_head.weight"));
     for (int i = 0; i < 2; ++i) tuned.step(data);
-    EXPECT_FALSE(tuned.engine->parameter("lm_head.weight")
-                     .equal(WeightFiles(base).read("lm_head.weight")));
+    EXPECT_FALSE(
+        tuned.engine->parameter("lm_head.weight").equal(WeightFiles(base).read("lm_head.weight")));
     save_adapter(*tuned.engine, tuned.lora, files.path().string());
     group->barrier();
     Tuned again(base, read_adapter_config(files.path().string()), config(3), group);
@@ -423,11 +424,9 @@ TEST(AdapterFiles, RefuseWhatIsNotComputed) {
 
   const auto base = fixtures::folder("llama").string();
   Tuned tuned(base, kSettings, config(0), comm::single());
-  EXPECT_THAT(
-      message_of<CheckpointError>([&] {
-        load_adapter(*tuned.engine, tuned.lora, folder.path().string());
-      }),
-      HasSubstr(kAdapterWeights));
+  EXPECT_THAT(message_of<CheckpointError>(
+                  [&] { load_adapter(*tuned.engine, tuned.lora, folder.path().string()); }),
+              HasSubstr(kAdapterWeights));
   save_adapter(*tuned.engine, tuned.lora, folder.path().string());
   auto others = kSettings;
   others.targets.names = {"q_proj"};

@@ -117,7 +117,8 @@ TEST_F(TuningTest, AnswersCountAlikeOnAnyNumberOfRanksAndMicroBatches) {
   Outcome whole;
   for (const int ranks : {1, 2, 3}) {
     for (int64_t accumulate = 1; accumulate <= 4; ++accumulate) {
-      SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(accumulate) + " micro-batches");
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(accumulate) +
+                   " micro-batches");
       auto given = settings(accumulate);
       given.engine.stage = ranks;
       given.program.micro_batch_size = kSequences / (ranks * accumulate);

@@ -34,28 +34,17 @@ constexpr std::string_view kPeftPrefix = "base_model.model.";
 constexpr std::string_view kHead = "lm_head";  // stands beside the part that a prefix names
 
 // Keys that say how an adapter began, where its model came from, or who wrote it.
-constexpr std::array<std::string_view, 17> kWithoutEffect{"auto_mapping",
-                                                          "base_model_name_or_path",
-                                                          "corda_config",
-                                                          "eva_config",
-                                                          "fan_in_fan_out",
-                                                          "inference_mode",
-                                                          "init_lora_weights",
-                                                          "layers_pattern",
-                                                          "loftq_config",
-                                                          "lora_ga_config",
-                                                          "megatron_config",
-                                                          "megatron_core",
-                                                          "peft_version",
-                                                          "qalora_group_size",
-                                                          "revision",
-                                                          "runtime_config",
-                                                          "task_type"};
+constexpr std::array<std::string_view, 17> kWithoutEffect{
+    "auto_mapping",   "base_model_name_or_path", "corda_config",      "eva_config",
+    "fan_in_fan_out", "inference_mode",          "init_lora_weights", "layers_pattern",
+    "loftq_config",   "lora_ga_config",          "megatron_config",   "megatron_core",
+    "peft_version",   "qalora_group_size",       "revision",          "runtime_config",
+    "task_type"};
 
 // Keys that are read below.
-constexpr std::array<std::string_view, 8> kRead{
-    "peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules",
-    "modules_to_save", "bias"};
+constexpr std::array<std::string_view, 8> kRead{"peft_type",       "r",          "lora_alpha",
+                                                "lora_dropout",    "use_rslora", "target_modules",
+                                                "modules_to_save", "bias"};
 
 bool has_value(const nlohmann::json& value) {
   return !value.is_null() && value != false && !(value.is_structured() && value.empty());
@@ -116,9 +105,8 @@ class ConfigReader {
   std::vector<std::string> names(const char* key) const {
     const auto& value = at(key);
     if (value.is_null()) return {};
-    const bool texts = value.is_array() && std::all_of(value.begin(), value.end(), [](const auto& v) {
-                         return v.is_string();
-                       });
+    const bool texts = value.is_array() && std::all_of(value.begin(), value.end(),
+                                                       [](const auto& v) { return v.is_string(); });
     if (!texts) wrong(key, "a list of names");
     return value.get<std::vector<std::string>>();
   }
@@ -162,20 +150,19 @@ Json whole_if_it_is(double value) {
 
 std::string config_of(const Lora& lora, const std::string& base_model) {
   const auto& settings = lora.settings;
-  const Json json{
-      {"peft_type", "LORA"},
-      {"task_type", "CAUSAL_LM"},
-      {"base_model_name_or_path", base_model.empty() ? Json() : Json(base_model)},
-      {"inference_mode", true},
-      {"r", settings.rank},
-      {"lora_alpha", whole_if_it_is(settings.alpha)},
-      {"lora_dropout", settings.dropout},
-      {"use_rslora", settings.rslora},
-      {"target_modules", target_modules(lora)},
-      {"modules_to_save",
-       settings.modules_to_save.empty() ? Json() : Json(settings.modules_to_save)},
-      {"fan_in_fan_out", lora.in_out},
-      {"bias", "none"}};
+  const Json json{{"peft_type", "LORA"},
+                  {"task_type", "CAUSAL_LM"},
+                  {"base_model_name_or_path", base_model.empty() ? Json() : Json(base_model)},
+                  {"inference_mode", true},
+                  {"r", settings.rank},
+                  {"lora_alpha", whole_if_it_is(settings.alpha)},
+                  {"lora_dropout", settings.dropout},
+                  {"use_rslora", settings.rslora},
+                  {"target_modules", target_modules(lora)},
+                  {"modules_to_save",
+                   settings.modules_to_save.empty() ? Json() : Json(settings.modules_to_save)},
+                  {"fan_in_fan_out", lora.in_out},
+                  {"bias", "none"}};
   return json.dump(2) + "\n";
 }
 
@@ -277,10 +264,11 @@ void load_adapter(Engine& engine, const Lora& lora, const std::string& folder) {
       keys[name] = key;
     }
     if (!left.empty()) {
-      throw CheckpointError(fmt::format(
-          "{} holds {} tensors that the model's adapter does not have: '{}'. Give the settings that "
-          "the adapter was made with.",
-          path.string(), left.size(), fmt::join(left, "', '")));
+      throw CheckpointError(
+          fmt::format("{} holds {} tensors that the model's adapter does not have: '{}'. Give the "
+                      "settings that "
+                      "the adapter was made with.",
+                      path.string(), left.size(), fmt::join(left, "', '")));
     }
     return reader;
   };

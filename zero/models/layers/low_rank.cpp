@@ -45,8 +45,7 @@ LowRank::LowRank(torch::nn::Module& layer, int64_t in, int64_t out, const LowRan
       b_(registered(layer, "lora_B", at::zeros({out, options.rank}, like))) {}
 
 at::Tensor LowRank::add_to(const at::Tensor& y, const at::Tensor& x, bool training) const {
-  const auto input =
-      training && options_.dropout > 0 ? at::dropout(x, options_.dropout, true) : x;
+  const auto input = training && options_.dropout > 0 ? at::dropout(x, options_.dropout, true) : x;
   auto inner = zero::linear(input, a_->weight, at::Tensor());
   // The thin side is scaled, which is less work than the result.
   if (options_.scale != 1) inner = inner * options_.scale;

@@ -38,8 +38,8 @@ std::regex compiled(const std::string& expression) {
 }
 
 bool ends_with_name(std::string_view path, std::string_view name) {
-  return path == name || (path.ends_with(name) &&
-                          path.substr(0, path.size() - name.size()).ends_with('.'));
+  return path == name ||
+         (path.ends_with(name) && path.substr(0, path.size() - name.size()).ends_with('.'));
 }
 
 /// Tells which paths a pattern names, and remembers the names that were found.
@@ -54,8 +54,8 @@ class Matcher {
     if (path.empty()) return false;
     const auto published = prefix_ + path;
     if (!pattern_.expression.empty()) {
-      const bool fits = std::regex_match(path, expression_) ||
-                        std::regex_match(published, expression_);
+      const bool fits =
+          std::regex_match(path, expression_) || std::regex_match(published, expression_);
       found_ = found_ || fits;
       return fits;
     }
@@ -115,16 +115,16 @@ std::vector<std::string> names_of(const std::vector<Found>& modules) {
 NamePattern usual_targets(const std::vector<Found>& modules) {
   NamePattern pattern;
   for (const char* name : kUsual) {
-    const bool is_there = std::any_of(modules.begin(), modules.end(), [&](const Found& module) {
-      return module.name == name;
-    });
+    const bool is_there = std::any_of(modules.begin(), modules.end(),
+                                      [&](const Found& module) { return module.name == name; });
     if (is_there) pattern.names.emplace_back(name);
   }
   if (pattern.empty()) {
-    throw ConfigError(fmt::format(
-        "LoRA was asked for without targets, and the model has no module called {}. Name the linear "
-        "layers.",
-        fmt::join(kUsual, ", ")));
+    throw ConfigError(
+        fmt::format("LoRA was asked for without targets, and the model has no module called {}. "
+                    "Name the linear "
+                    "layers.",
+                    fmt::join(kUsual, ", ")));
   }
   return pattern;
 }
@@ -152,15 +152,16 @@ std::vector<Found> targets_of(const nn::Module& root, const std::vector<Found>& 
     const bool wanted = pattern.all_linear ? is_linear(found) : matcher.matches(found.path);
     if (!wanted) continue;
     if (!is_linear(found)) {
-      throw ConfigError(fmt::format(
-          "LoRA's target '{}' is no linear layer, but a {}. Name linear layers.", found.path,
-          c10::demangle(typeid(*found.module).name())));
+      throw ConfigError(
+          fmt::format("LoRA's target '{}' is no linear layer, but a {}. Name linear layers.",
+                      found.path, c10::demangle(typeid(*found.module).name())));
     }
     targets.push_back(found);
   }
   if (const auto missing = matcher.missing(); !missing.empty() && !pattern.all_linear) {
     throw ConfigError(fmt::format("LoRA's target '{}' fits no module of the model.{}",
-                                  missing.front(), did_you_mean(missing.front(), names_of(modules))));
+                                  missing.front(),
+                                  did_you_mean(missing.front(), names_of(modules))));
   }
   if (targets.empty()) throw ConfigError("LoRA was asked for, but the model has no linear layer.");
   std::set<const nn::Module*> visited;
@@ -197,10 +198,11 @@ std::vector<std::string> parameters_of(const std::vector<Found>& modules,
       names.push_back(found.path + "." + parameter.key());
   }
   if (const auto missing = matcher.missing(); !missing.empty()) {
-    throw ConfigError(fmt::format(
-        "'{}' of LoRA's modules_to_save fits no module of the model.{} (A tied output projection is "
-        "no module of its own.)",
-        missing.front(), did_you_mean(missing.front(), names_of(modules))));
+    throw ConfigError(
+        fmt::format("'{}' of LoRA's modules_to_save fits no module of the model.{} (A tied output "
+                    "projection is "
+                    "no module of its own.)",
+                    missing.front(), did_you_mean(missing.front(), names_of(modules))));
   }
   return names;
 }
@@ -214,9 +216,8 @@ void replace(std::vector<Found>& targets) {
   }
   check_replaceable(places, "given LoRA", "make it a zero::Projection");
   if (places.empty()) return;
-  replace_linears(places, [](const nn::LinearImpl& layer) {
-    return std::make_shared<ProjectionImpl>(layer);
-  });
+  replace_linears(
+      places, [](const nn::LinearImpl& layer) { return std::make_shared<ProjectionImpl>(layer); });
   for (auto& target : targets) target.module = target.parent->named_children()[target.name].get();
 }
 
@@ -257,8 +258,8 @@ void LoraSettings::validate() const {
   if (!(alpha > 0 && std::isfinite(alpha)))
     throw ConfigError(fmt::format("The alpha of LoRA is {}; it must be positive.", alpha));
   if (!(dropout >= 0 && dropout < 1)) {
-    throw ConfigError(fmt::format(
-        "The dropout of LoRA is {}; it must be at least 0 and less than 1.", dropout));
+    throw ConfigError(
+        fmt::format("The dropout of LoRA is {}; it must be at least 0 and less than 1.", dropout));
   }
 }
 
@@ -272,8 +273,8 @@ Lora add_lora(torch::nn::Module& root, const LoraSettings& settings) {
   settings.validate();
   for (const auto& parameter : root.named_parameters()) {
     if (parameter.key().find(".lora_A.") == std::string::npos) continue;
-    throw ConfigError(fmt::format(
-        "The model has LoRA already: '{}'. A layer has one adapter.", parameter.key()));
+    throw ConfigError(
+        fmt::format("The model has LoRA already: '{}'. A layer has one adapter.", parameter.key()));
   }
   std::vector<Found> modules;
   list(root, "", modules);
