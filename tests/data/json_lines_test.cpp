@@ -59,7 +59,7 @@ class JsonLines : public ::testing::Test {
       const bool supervised = (marks[i] & kSupervised) != 0;
       if (supervised != inside) text += inside ? "}" : "{";
       inside = supervised;
-      if ((marks[i] & kDocumentBegins) != 0) text += "|";
+      if ((marks[i] & kBeginsDocument) != 0) text += "|";
       text += tokenizer.decode(std::vector{tokens[i]});
     }
     return inside ? text + "}" : text;

@@ -48,7 +48,7 @@ Document DocumentEncoder::encode(const Example& example) const {
     const size_t last = place(end);
     for (size_t i = place(begin); i < last; ++i) document.marks[i] = kSupervised;
   }
-  document.marks[0] = kDocumentBegins;
+  document.marks[0] = kBeginsDocument;
   return document;
 }
 

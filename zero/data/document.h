@@ -7,17 +7,14 @@
 #include <vector>
 
 #include "zero/data/example.h"
+#include "zero/data/token_file.h"
 #include "zero/data/tokenizer.h"
 
 namespace zero {
 
-/// The bits of a byte of NAME.marks.bin.
-inline constexpr uint8_t kSupervised = 1;      ///< the token is a target of the loss
-inline constexpr uint8_t kDocumentBegins = 2;  ///< the token is the first of a document
-
 struct Document {
   std::vector<int64_t> tokens;
-  std::vector<uint8_t> marks;  ///< of each token
+  std::vector<uint8_t> marks;  ///< of each token: Note [Marks of tokens] in token_file.h
 };
 
 /// Any number of threads.
