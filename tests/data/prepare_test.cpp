@@ -235,7 +235,7 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
          "are the most. Give --tokenizer bytes.");
   for (const auto& wrong : {(folder.path() / "no.model").string(), std::string("bpf")}) {
     expect({.inputs = {text}, .output = out, .tokenizer = wrong},
-           (wrong + "; it should be bpe, bytes, or the file of a sentencepiece model").c_str());
+           (wrong + "; it should be bpe, bytes, the file of a sentencepiece model").c_str());
   }
   expect({.inputs = {text}, .output = out, .tokenizer = text.string()},
          "zero-sentencepiece pieces failed");

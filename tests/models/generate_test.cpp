@@ -64,11 +64,11 @@ TEST(Generate, TopPLeavesTheLikeliestThatReachIt) {
   };
   const auto two = share(0.6);
   EXPECT_NEAR(two[1], 4.0 / 7, 0.05);
-  EXPECT_DOUBLE_EQ(two[1] + two[2], 1.0);
-  EXPECT_DOUBLE_EQ(share(0.3)[1], 1.0);
+  EXPECT_NEAR(two[1] + two[2], 1.0, 1e-9);
+  EXPECT_NEAR(share(0.3)[1], 1.0, 1e-9);
   EXPECT_GT(share(0.95)[0], 0.05) << "0.9 is not enough without the last";
   const auto of_three = share(0.5, 3);
-  EXPECT_DOUBLE_EQ(of_three[1] + of_three[2], 1.0) << "top_k leaves 4/9 for the first";
+  EXPECT_NEAR(of_three[1] + of_three[2], 1.0, 1e-9) << "top_k leaves 4/9 for the first";
 }
 
 // Attention adds up in another order with a cache.
