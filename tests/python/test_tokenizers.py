@@ -139,7 +139,7 @@ def compare_tokens(folder: Path) -> list[str]:
     for name, tokenizer in made.items():
         tokenizer.save(str(folder / "tokenizer.json"))
         result = encode(folder, [{"text": text} for text in all_texts])
-        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        lines = [json.loads(line) for line in result.stdout.split("\n") if line]
         if result.returncode or len(lines) != len(all_texts):
             problems.append(f"{name}: {result.stderr}")
             continue
