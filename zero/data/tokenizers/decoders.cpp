@@ -92,7 +92,7 @@ Decoder word_piece_decoder(const Json& json) {
         if (!prefix.empty() && piece.starts_with(prefix)) {
           piece.erase(0, prefix.size());
         } else {
-          piece = ' ' + piece;
+          piece.insert(piece.begin(), ' ');
         }
       }
       for (const auto& [from, to] : kCleaned) {
@@ -141,7 +141,7 @@ Decoder replace_in_pieces(const Json& json) {
 Decoder make_decoder(const nlohmann::json& json) {
   if (json.is_null()) {
     return [](Pieces pieces) {
-      for (size_t i = 1; i < pieces.size(); ++i) pieces[i] = ' ' + pieces[i];
+      for (size_t i = 1; i < pieces.size(); ++i) pieces[i].insert(pieces[i].begin(), ' ');
       return pieces;
     };
   }

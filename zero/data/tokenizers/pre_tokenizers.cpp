@@ -92,7 +92,7 @@ PreTokenizer byte_level(const Json& json) {
   if (optional_member(json, "use_regex", true)) regex = std::make_shared<Regex>(kByteLevelPattern);
   return [space, regex](Words words) {
     for (auto& word : words) {
-      if (space && !word.text.starts_with(' ')) word.text = ' ' + word.text;
+      if (space && !word.text.starts_with(' ')) word.text.insert(word.text.begin(), ' ');
     }
     if (regex != nullptr) {
       words = split_at(
