@@ -264,7 +264,8 @@ double Collective::seconds(double sent, double leaves, int64_t ranks, int64_t ho
   if (ranks <= 1) return 0;
   const auto& c = cluster;
   const auto rate = [](const Link& link) { return link.bandwidth * link.efficiency; };
-  const auto local = static_cast<double>(ranks / std::max<int64_t>(1, hosts));
+  const int64_t of_a_host = ranks / std::max<int64_t>(1, hosts);
+  const auto local = static_cast<double>(of_a_host);
   const double stays = sent - leaves;
   // Both levels carry chunks of one collective at the same time.
   const double inside = stays > 0 ? stays / rate(c.inside) : 0;

@@ -231,7 +231,7 @@ double step_seconds(const Run& r) {
   double reduced = 0;
   for (int k = 0; k < static_cast<int>(r.accumulation); ++k) {
     for (int i = 0; i < layers; ++i) end = layer(forward + messages, gather);
-    end = resources.run(R::compute, head * 3 / r.pipeline, 0);
+    resources.run(R::compute, head * 3 / r.pipeline, 0);
     const double again = r.recompute ? forward + messages : r.selective * forward;
     for (int i = 0; i < layers; ++i) {
       end = layer(2 * forward + messages + again, gather_again);

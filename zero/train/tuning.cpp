@@ -61,7 +61,7 @@ ParameterCounts count_parameters(const Options& options, const LanguageModelConf
 std::string describe_trained(const torch::nn::Module& model, const std::optional<Lora>& lora) {
   const auto counts = count_parameters(model);
   if (counts.frozen == 0) return {};
-  const auto trained =
+  auto trained =
       fmt::format("{} of {} parameters are trained", counts.all - counts.frozen, counts.all);
   if (!lora) return trained;
   return fmt::format("LoRA of rank {} in {} layers, {}", lora->settings.rank, lora->layers.size(),

@@ -37,7 +37,7 @@ template <class Make>
 void replace_linears(const std::vector<LinearPlace>& places, const Make& make) {
   std::unordered_map<torch::nn::LinearImpl*, decltype(make(*places.front().layer))> made;
   for (const auto& place : places) {
-    auto& replacement = made[place.layer];
+    auto& replacement = made.try_emplace(place.layer).first->second;
     if (!replacement) replacement = make(*place.layer);
     if (auto* sequence = dynamic_cast<torch::nn::SequentialImpl*>(place.parent)) {
       for (auto& module : *sequence) {

@@ -288,7 +288,7 @@ Lora add_lora(torch::nn::Module& root, const LoraSettings& settings) {
   for (auto& parameter : root.parameters()) parameter.set_requires_grad(false);
   const auto by_name = root.named_parameters();
   for (const auto& name : lora.saved_parameters) {
-    auto parameter = by_name[name];
+    const auto& parameter = by_name[name];
     parameter.set_requires_grad(true);
   }
   std::set<const nn::Module*> done;  // a layer may have several places
