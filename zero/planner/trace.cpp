@@ -130,7 +130,8 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
       if (each.defined()) visit(each);
     }
   } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& each : value.toOptionalTensorList()) {
+    const auto list = value.toOptionalTensorVector();
+    for (const auto& each : list) {
       if (each && each->defined()) visit(*each);
     }
   }
