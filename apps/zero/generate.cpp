@@ -92,8 +92,9 @@ int generate(const Arguments& arguments) {
   parser.add_option("--top-k", options.top_k, "Only the likeliest so many are drawn; 0: all");
   parser.add_option("--top-p", options.top_p,
                     "Only the likeliest are drawn whose probabilities add up to so much");
-  parser.add_option("--seed", options.seed, "Of what is drawn");
-  parser.add_option("--dtype", dtype, "Of the weights")->check(CLI::IsMember({"fp32", "bf16"}));
+  parser.add_option("--seed", options.seed, "Seed of the draws");
+  parser.add_option("--dtype", dtype, "Dtype of the weights")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
   if (const auto status = parser.read(arguments)) return *status;
 
   const auto tokenizer = tokenizer_path == "bytes"

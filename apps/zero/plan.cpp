@@ -82,10 +82,11 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   const auto speed = [&](const char* name, std::string& value, const char* what) {
     parser.add_option(name, value, what)->type_name("SPEED");
   };
-  speed("--link", o.link, "Of a device to the others of its host, one way");
-  speed("--network", o.network, "Of a host to the others, one way, as 400Gbit");
+  speed("--link", o.link, "Speed of a device to the others of its host, one way");
+  speed("--network", o.network, "Speed of a host to the others, one way, as 400Gbit");
   speed("--pcie", o.pcie, "Between a device and its host, each way");
-  speed("--nvme", o.nvme, "Of a host's disks, reads and writes together; without it there is none");
+  speed("--nvme", o.nvme,
+        "Speed of a host's disks, reads and writes together; without it there is none");
   parser.add_option("--most-micro-batch", o.most_micro_batch, "The largest micro-batch to try")
       ->check(positive());
   parser.add_option("--rows", o.rows, "Candidates to show")->check(positive());

@@ -259,6 +259,16 @@ TEST_F(TuningTest, WhatCannotBeTrainedIsRefusedBeforeTheRun) {
               HasSubstr("/nowhere/adapter_config.json"));
 }
 
+TEST_F(TuningTest, AnAdapterDoesNotTakeThePlaceOfItsModel) {
+  begin_with_saved_weights();
+  const std::filesystem::path base = options_.from;
+  std::filesystem::copy_file(options_.model, base / "log.jsonl");  // as a run leaves it
+  options_.out = base / "";
+  options_.lora.rank = 2;
+  EXPECT_THAT(message_of<ConfigError>([&] { check_run(settings(), 1); }),
+              AllOf(HasSubstr("--from names"), HasSubstr("Give another --out")));
+}
+
 TEST_F(TuningTest, MemoryIsPredictedWithoutStatesOfFrozenParameters) {
   options_.lora.rank = 2;
   const auto sizes = language_model_config(options_.model);

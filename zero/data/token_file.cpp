@@ -181,7 +181,7 @@ Tokens::Tokens(const std::vector<std::filesystem::path>& paths) {
     }
     if (file.marked() != marked()) {
       throw DataError(fmt::format(
-          "Of {} and {} only one has marks ({}): the shards of one data set all have them, or "
+          "Only one of {} and {} has marks ({}): the shards of one data set all have them, or "
           "none.",
           files_.front()->path().string(), path.string(), marks_of(path).filename().string()));
     }

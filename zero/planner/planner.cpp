@@ -430,7 +430,7 @@ std::string helps(const Table& table, const Candidate& best) {
   }
   auto sentence = most == nullptr ? std::string("No single part of the machine binds it.")
                                   : fmt::format(
-                                        "Of the machine, {} would help most: {:.2f} times "
+                                        "On the machine, {} would help most: {:.2f} times "
                                         "as many tokens a second.",
                                         most->name, gain);
   const auto* other =

@@ -82,6 +82,13 @@ void check_run(const Settings& given, int ranks) {
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   if (!options.from.empty() && !options.resume) (void)WeightFiles(options.from);
+  std::error_code ignored;
+  if (options.lora.on() && std::filesystem::equivalent(options.from, options.out, ignored)) {
+    throw ConfigError(fmt::format(
+        "--out is {}, the folder of the model that --from names: the adapter would take "
+        "the place of the weights that it belongs to. Give another --out.",
+        options.out));
+  }
   (void)schedule_of(settings);
   (void)is_supervised(options, data);
   TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));

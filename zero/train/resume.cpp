@@ -252,8 +252,7 @@ Options with_auto_resume(Options options, const std::vector<comm::LaunchedJob>& 
     options.resume = false;
     options.resume_from.clear();
   }
-  std::error_code ignored;
-  const bool ended = std::filesystem::exists(folder.model(), ignored);
+  const bool ended = folder.has_weights();
   if (restarted && ended) {
     throw ConfigError(fmt::format(
         "An earlier attempt of this job has trained to the end, and its weights are in {}; only "

@@ -18,6 +18,7 @@
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/weight_files.h"
 #include "zero/checkpoint/whole_folder.h"
+#include "zero/train/adapter_files.h"
 
 namespace zero::train {
 namespace {
@@ -83,6 +84,12 @@ void check_folder(const fs::path& path, std::string_view what, std::string_view 
   }
 }
 
+bool RunFolder::has_weights() const {
+  std::error_code ignored;
+  return fs::exists(model(), ignored) || fs::exists(path_ / kWeightsIndex, ignored) ||
+         fs::exists(path_ / kAdapterWeights, ignored);
+}
+
 void RunFolder::check(bool overwrite, bool resume) const {
   check_folder(path_, "The option 'out'", "Give another --out.");
   std::error_code error;
@@ -94,8 +101,7 @@ void RunFolder::check(bool overwrite, bool resume) const {
                     "overwritten. Give another --out.",
                     path_.string()));
   }
-  const bool holds_run = has_log || fs::exists(model(), error) ||
-                         fs::exists(path_ / kWeightsIndex, error) || last_checkpoint();
+  const bool holds_run = has_log || has_weights() || last_checkpoint();
   if (holds_run && !overwrite && !resume) {
     throw ConfigError(
         fmt::format("{} holds an earlier run. Give another --out, or --overwrite to replace it, or "

@@ -26,6 +26,8 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path log() const { return path_ / "log.jsonl"; }
   std::filesystem::path model() const { return path_ / "model.safetensors"; }
+  /// Returns whether a run has written its weights, or its adapter, here.
+  bool has_weights() const;
   std::filesystem::path model_config() const { return path_ / "config.json"; }
   /// Returns the folder of the checkpoint after `step`. It is whole once it holds its manifest,
   /// which is written last, or `kEarlierMarker`, in the form of earlier versions.
