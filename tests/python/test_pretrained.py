@@ -51,7 +51,8 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    for source in sorted(path for path in FIXTURES.iterdir() if path.is_dir()):
+    # `zero train` does not train encoders.
+    for source in sorted(path for path in FIXTURES.iterdir() if path.is_dir() and not path.name.startswith("bert")):
         with safe_open(source / "expected.safetensors", "pt") as expected:
             variants = {name: json.loads(text) for name, text in expected.metadata().items()}
         for variant, changes in variants.items():

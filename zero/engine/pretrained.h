@@ -22,14 +22,15 @@ struct PretrainedOptions {
   std::map<std::string, std::string> tied{};
   /// Parameters that the files do not have keep their values.
   bool allow_missing = false;
-  /// Parameters that the program has added to the model and given values (LoRA's): they keep them,
-  /// and the files need not have them.
+  /// Parameters that the program has added to the model and given values (LoRA's, a new head's):
+  /// the files need not have them, and then they keep those.
   std::set<std::string> added{};
 };
 
 /// The names that did not go together.
 struct PretrainedReport {
   std::vector<std::string> missing;    ///< parameters that the files do not have
+  std::vector<std::string> kept;       ///< PretrainedOptions::added that the files do not have
   std::vector<std::string> left_over;  ///< tensors that no parameter or buffer took
 };
 
@@ -37,7 +38,8 @@ struct PretrainedReport {
 /// several files and `model.safetensors.index.json`. Each rank reads the ranges of its own slices,
 /// in pieces of 16 MiB, in any floating-point dtype: parameters are rounded to the engine's, and
 /// master weights keep what the file has. A tensor may have the parameter's name, one of its tied
-/// names, or either with the prefix "model." or "transformer." more or less; buffers count as far
+/// names, or either with the prefix "model.", "transformer." or "bert." more or less, and
+/// "LayerNorm.gamma" and ".beta" are "LayerNorm.weight" and ".bias"; buffers count as far
 /// as they are there. Moments and step counts begin at zero. Collective.
 ///
 /// Throws CheckpointError on every rank, and changes nothing, if files are damaged, if a tensor has

@@ -21,13 +21,22 @@ using partition::Range;
 namespace {
 
 // Models are saved with and without the part that holds all but the head.
-constexpr std::array<std::string_view, 2> kPrefixes{"model.", "transformer."};
+constexpr std::array<std::string_view, 3> kPrefixes{"model.", "transformer.", "bert."};
+// Names of the files of TensorFlow, which the first BERTs had.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kOlder{
+    {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
 
 constexpr int64_t kRowPiece = int64_t{1} << 22;  // elements that are read at a time
 
 std::vector<std::string> spellings(const std::vector<std::string>& names) {
   auto all = names;
   for (const auto& name : names) {
+    for (const auto& [now, older] : kOlder) {
+      if (name.ends_with(now))
+        all.push_back(name.substr(0, name.size() - now.size()) + std::string(older));
+    }
+  }
+  for (const auto& name : std::vector(all)) {
     for (const auto prefix : kPrefixes) {
       all.push_back(std::string(prefix) + name);
       if (name.starts_with(prefix)) all.push_back(name.substr(prefix.size()));
@@ -105,7 +114,8 @@ class WeightsSource final : public StateSource {
       check_tied(p, found.tensor, also);
     }
     if (found.tensor.empty()) {
-      if (!options.added.contains(model.name(p))) report_.missing.push_back(model.name(p));
+      auto& list = options.added.contains(model.name(p)) ? report_.kept : report_.missing;
+      list.push_back(model.name(p));
     } else {
       found.place.tensor = found.tensor;
       check(found.tensor, is_part ? found.place.sizes : like.sizes().vec(), model.name(p), like);

@@ -12,6 +12,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
+#include "zero/models/bert/bert_language_model.h"
 #include "zero/models/gpt2/gpt2_language_model.h"
 #include "zero/models/llama/llama_language_model.h"
 
@@ -24,6 +25,7 @@ std::vector<Architecture> architectures() {
   for (const auto family :
        {LlamaFamily::llama, LlamaFamily::qwen2, LlamaFamily::qwen3, LlamaFamily::mistral})
     all.push_back(llama_architecture(family));
+  all.push_back(bert_architecture());
   return all;
 }
 

@@ -78,6 +78,12 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
   auto sizes = options.from.empty()
                    ? language_model_config(name)
                    : language_model_config((std::filesystem::path(name) / "config.json").string());
+  if (sizes->head() != Head::next_token) {
+    throw ConfigError(fmt::format(
+        "The model {} ({}) does not predict next tokens, and `zero train` trains no other "
+        "models yet. Train it from C++ (LanguageModel::encoder).",
+        name, sizes->description()));
+  }
   if (options.vocab_size) {
     sizes->set_vocab_size(*options.vocab_size);
   } else if (sizes->takes_vocabulary_of_data() && data.vocab_size > 0) {

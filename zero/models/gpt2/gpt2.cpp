@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "zero/models/layers/activation.h"
 #include "zero/models/layers/key_value_cache.h"
 #include "zero/models/layers/layer_norm.h"
 #include "zero/models/layers/residual.h"
@@ -39,20 +40,8 @@ Projection conv(int64_t in, int64_t out, double deviation) {
   return Projection(ProjectionOptions{in, out, WeightLayout::in_out, /*bias=*/true, deviation});
 }
 
-at::Tensor drop(const at::Tensor& x, double p, bool training) {
-  return training && p > 0 ? at::dropout(x, p, true) : x;
-}
-
 at::Tensor layer_normed(const nn::LayerNorm& norm, const at::Tensor& x) {
   return zero::layer_norm(x, norm->weight, norm->bias, norm->options.eps());
-}
-
-// Activations beside the tanh form of GELU, which has a kernel of its own.
-at::Tensor activated(const at::Tensor& x, const std::string& name) {
-  if (name == "gelu") return at::gelu(x);
-  if (name == "relu") return at::relu(x);
-  if (name == "silu") return at::silu(x);
-  return at::tanh(x);
 }
 
 }  // namespace
@@ -106,10 +95,8 @@ void Gpt2MlpImpl::reset() {
 }
 
 at::Tensor Gpt2MlpImpl::forward(const at::Tensor& x) {
-  const auto inner = c_fc(x);
-  const auto y = config_.activation == "gelu_new" ? c_proj->forward_of_gelu(inner)
-                                                  : c_proj(activated(inner, config_.activation));
-  return drop(y, config_.residual_dropout, is_training());
+  return drop(activated_projection(c_proj, c_fc(x), config_.activation), config_.residual_dropout,
+              is_training());
 }
 
 Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Config& config, int64_t layer)

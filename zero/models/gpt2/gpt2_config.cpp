@@ -10,6 +10,7 @@
 #include "zero/base/error.h"
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/language/config_reader.h"
+#include "zero/models/layers/activation.h"
 
 namespace zero {
 namespace {
@@ -24,8 +25,6 @@ const std::map<std::string, Gpt2Config, std::less<>>& presets() {
   };
   return table;
 }
-
-constexpr std::array<std::string_view, 5> kActivations{"gelu_new", "gelu", "relu", "silu", "tanh"};
 
 void check_positive(const char* key, int64_t value) {
   if (value <= 0)
@@ -67,9 +66,10 @@ void Gpt2Config::validate() const {
   check_probability("embd_pdrop", embedding_dropout);
   check_probability("attn_pdrop", attention_dropout);
   check_probability("resid_pdrop", residual_dropout);
-  if (std::find(kActivations.begin(), kActivations.end(), activation) == kActivations.end()) {
+  const auto& known = activation_names();
+  if (std::find(known.begin(), known.end(), activation) == known.end()) {
     throw ConfigError(fmt::format("GPT-2's activation_function is '{}', and only {} are supported.",
-                                  activation, fmt::join(kActivations, ", ")));
+                                  activation, fmt::join(known, ", ")));
   }
   if (!(layer_norm_eps > 0)) {
     throw ConfigError(
@@ -144,10 +144,7 @@ Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source)
   config.scale_scores = read.get("scale_attn_weights", config.scale_scores);
   config.scale_scores_by_layer =
       read.get("scale_attn_by_inverse_layer_idx", config.scale_scores_by_layer);
-  config.activation = read.get("activation_function", config.activation);
-  if (config.activation == "gelu_pytorch_tanh" || config.activation == "gelu_fast")
-    config.activation = "gelu_new";
-  if (config.activation == "swish") config.activation = "silu";
+  config.activation = activation_called(read.get("activation_function", config.activation));
   try {
     config.validate();
   } catch (const ConfigError& error) {

@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -14,6 +16,26 @@
 #include "zero/base/json.h"
 
 namespace zero {
+
+/// Keys that change nothing of what a model computes in training.
+inline constexpr std::array<std::string_view, 18> kIdleKeys{"architectures",
+                                                            "auto_map",
+                                                            "dtype",
+                                                            "torch_dtype",
+                                                            "transformers_version",
+                                                            "use_cache",
+                                                            "attn_implementation",
+                                                            "id2label",
+                                                            "label2id",
+                                                            "max_length",
+                                                            "temperature",
+                                                            "top_p",
+                                                            "top_k",
+                                                            "do_sample",
+                                                            "model_max_length",
+                                                            "tokenizer_class",
+                                                            "return_dict",
+                                                            "chunk_size_feed_forward"};
 
 class ConfigReader {
  public:
@@ -59,6 +81,19 @@ class ConfigReader {
     if (get<T>(key, supported) == supported) return;
     throw ConfigError(fmt::format("{}: key '{}' is {}, and only {} is supported.", source_, key,
                                   object_.at(key).dump(), nlohmann::json(supported).dump()));
+  }
+
+  /// Throws ConfigError for every key that is neither known nor null nor false.
+  void refuse_others(const std::set<std::string_view>& known) const {
+    for (const auto& [key, value] : object_.items()) {
+      // Names of the file itself, and tokens with a role.
+      const bool idle = key.starts_with('_') || key.ends_with("_token_id");
+      if (idle || known.contains(key) || value.is_null() || value == false) continue;
+      throw ConfigError(
+          fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
+                      "Remove it if it changes nothing of the mathematics.",
+                      source_, key, value.dump()));
+    }
   }
 
  private:

@@ -12,11 +12,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "zero/checkpoint/tensor_place.h"
+#include "zero/models/language/encoder.h"
 #include "zero/models/language/layer_sequence.h"
 #include "zero/models/recompute/recompute.h"
 
@@ -57,6 +59,14 @@ class LanguageModelConfig {
   /// Returns the bytes of the activations of a micro-batch of so many tokens, in elements of so
   /// many bytes.
   virtual ActivationBytes activation_bytes(int64_t tokens, int64_t element_bytes) const = 0;
+  virtual Head head() const { return Head::next_token; }
+  /// The names of the classes by number; empty for another head.
+  virtual std::vector<std::string> labels() const { return {}; }
+  /// Gives the model another head; `labels` names its classes, and is empty for another head.
+  /// ConfigError where these models do not have it.
+  virtual void set_head(Head head, std::vector<std::string> labels);
+  /// Returns the token that fills texts up; -1: none is known.
+  virtual int64_t padding() const { return -1; }
   /// The probability of every dropout.
   virtual void set_dropout(double probability) = 0;
   /// Throws ConfigError, naming the value, for sizes that make no model.
@@ -89,7 +99,10 @@ class LanguageModel {
   /// The model as layers, for micro-batches that pass together: `tokens[i]` and `targets[i]` as
   /// `loss` takes them, all of one shape.
   virtual LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) = 0;
-  /// Unnormalised log-probabilities of the token behind the last. (B, T) -> (B, V).
+  /// Unnormalised log-probabilities of what `loss` compares with targets. (B, T) -> (B, T, V).
+  virtual at::Tensor logits(const at::Tensor& tokens) = 0;
+  /// The same of the token behind the last. (B, T) -> (B, V). ConfigError for an encoder, as in
+  /// logits_next.
   virtual at::Tensor logits_last(const at::Tensor& tokens) = 0;
   /// The same for tokens that follow those in `cache` (Decoder::logits_next).
   virtual at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) = 0;
@@ -105,6 +118,11 @@ class LanguageModel {
   /// Returns what other programs have before the paths of this model's modules, but for the output
   /// projection "lm_head".
   virtual std::string path_prefix() const { return {}; }
+  /// Returns the model's functions on texts with padding; null for a model that has none.
+  virtual Encoder* encoder() { return nullptr; }
+  /// Names of parameters that files of weights need not have: those of a head that is trained anew.
+  /// They have values in a WithoutValues scope too.
+  virtual std::set<std::string> head_parameters() const { return {}; }
 };
 
 /// A kind of language model.

@@ -41,6 +41,7 @@ class ModuleLanguageModel final : public LanguageModel {
   LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) override {
     return model_->layers(std::move(tokens), std::move(targets));
   }
+  at::Tensor logits(const at::Tensor& tokens) override { return model_->logits(tokens); }
   at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
   at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) override {
     return model_->logits_next(tokens, cache);

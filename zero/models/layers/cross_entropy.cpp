@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "zero/base/autocast.h"
@@ -14,6 +15,7 @@
 #include "zero/base/gradient_place.h"
 #include "zero/base/observed.h"
 #include "zero/base/traced.h"
+#include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/matmul.h"
 #include "zero/models/layers/softmax.h"
 
@@ -36,20 +38,29 @@ int64_t rows_of_chunk(const at::Tensor& hidden, int64_t vocabulary, int64_t logi
   return std::max<int64_t>(1, at::ceil_div(rows, chunks));
 }
 
+// Says whose gradients are asked for.
+struct Needs {
+  bool hidden = false;
+  bool weight = false;
+  bool bias = false;
+};
+
 struct LossAndGradients {
   at::Tensor loss;    // () fp32
   at::Tensor hidden;  // (N, C), undefined when not needed
   at::Tensor weight;  // (V, C), undefined when not needed
+  at::Tensor bias;    // (V), undefined when not needed
 };
 
-// The weight in `dtype`, with rows of zeros at its end: Note [A vocabulary of a multiple of 64].
-// The logits of those rows are zero, are in no view that the loss sees, and stay zero, so that they
-// change neither sum.
-at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype) {
-  const int64_t rows = padded_rows(weight);
+// The weight or the bias in `dtype`, with rows of zeros at its end: Note [A vocabulary of a
+// multiple of 64]. The logits of those rows are zero, are in no view that the loss sees, and stay
+// zero, so that they change neither sum.
+at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype, int64_t rows) {
   // No operator runs where there is nothing to do: profilers count what touches a parameter.
   if (rows == weight.size(0)) return weight.scalar_type() == dtype ? weight : weight.to(dtype);
-  auto whole = at::empty({rows, weight.size(1)}, weight.options().dtype(dtype));
+  auto sizes = weight.sizes().vec();
+  sizes[0] = rows;
+  auto whole = at::empty(sizes, weight.options().dtype(dtype));
   whole.narrow(0, 0, weight.size(0)).copy_(weight);
   whole.narrow(0, weight.size(0), rows - weight.size(0)).zero_();
   return whole;
@@ -87,17 +98,22 @@ void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Ten
 }
 
 LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
-                         const at::Tensor& targets, bool need_hidden, bool need_weight,
+                         const at::Tensor& bias_parameter, const at::Tensor& targets, Needs need,
                          const LinearCrossEntropyOptions& settings, double factor) {
-  const auto weight = padded(parameter, hidden.scalar_type());  // another dtype: under autocast
+  // Another dtype: under autocast.
+  const auto weight = padded(parameter, hidden.scalar_type(), padded_rows(parameter));
+  const auto bias = bias_parameter.defined()
+                        ? padded(bias_parameter, hidden.scalar_type(), weight.size(0))
+                        : at::Tensor();
   const int64_t rows = hidden.size(0);
   const int64_t vocabulary = parameter.size(0);
   const auto options = hidden.options();
-  const bool need_gradient = need_hidden || need_weight;
+  const bool need_gradient = need.hidden || need.weight || need.bias;
 
   LossAndGradients out;
-  if (need_hidden) out.hidden = at::empty(hidden.sizes(), options);
-  if (need_weight) {
+  if (need.hidden) out.hidden = at::empty(hidden.sizes(), options);
+  if (need.bias) out.bias = at::zeros({weight.size(0)}, options.dtype(at::kFloat));
+  if (need.weight) {
     out.weight = at::empty({0}, parameter.options());
     if (settings.weight_slot.defined()) out.weight.set_(settings.weight_slot.storage());
     out.weight.resize_(weight.sizes());
@@ -117,7 +133,7 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t size = std::min(step, rows - begin);
     const auto x = hidden.narrow(0, begin, size);
-    const auto logits = product(x, weight.t());
+    const auto logits = bias.defined() ? at::addmm(bias, x, weight.t()) : product(x, weight.t());
     auto seen = logits.narrow(1, 0, vocabulary);
     sum += softmax_cross_entropy_(seen, targets.narrow(0, begin, size),
                                   row_scale.narrow(0, begin, size), need_gradient,
@@ -126,11 +142,16 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
     // Shown by a name: to who counts what forward does, it is a part of backward.
     const std::array<at::Tensor, 0> none;
     observed("zero::linear_cross_entropy_gradient", none, none, [&] {
-      if (need_hidden) gradient_of_hidden(out.hidden.narrow(0, begin, size), logits, weight);
-      if (need_weight) add_outer(out.weight, logits, x, begin == 0);
+      if (need.hidden) gradient_of_hidden(out.hidden.narrow(0, begin, size), logits, weight);
+      if (need.weight) add_outer(out.weight, logits, x, begin == 0);
+      if (!need.bias) return;
+      auto sums = at::empty_like(out.bias);
+      column_sums_into(sums, logits);
+      out.bias.add_(sums);
     });
   }
-  if (need_weight) out.weight.resize_(parameter.sizes());  // without the rows at its end
+  if (need.weight) out.weight.resize_(parameter.sizes());  // without the rows at its end
+  if (need.bias) out.bias = out.bias.narrow(0, 0, vocabulary).to(bias_parameter.scalar_type());
   out.loss = sum.div_(count).to(at::kFloat);
   return out;
 }
@@ -146,15 +167,18 @@ at::Tensor scaled(at::Tensor gradient, const at::Tensor& scale, double factor) {
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& targets, bool need_hidden,
-                            bool need_weight, const LinearCrossEntropyOptions& options) {
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& targets, const Needs& need,
+                            const LinearCrossEntropyOptions& options) {
     // In fp16 they would underflow without the loss scale, which is known already.
     const double factor = static_cast<float>(loss_factor(weight));
-    auto result = compute(hidden, weight, targets, need_hidden, need_weight, options, factor);
+    auto result =
+        compute(hidden, weight, bias.value_or(at::Tensor()), targets, need, options, factor);
     // Not save_for_backward: a saved variable is shared and versioned, and these are ours to scale
     // in place and give away.
     context->saved_data["hidden"] = std::move(result.hidden);
     context->saved_data["weight"] = std::move(result.weight);
+    context->saved_data["bias"] = std::move(result.bias);
     context->saved_data["slot"] = options.weight_slot;
     context->saved_data["factor"] = factor;
     return result.loss;
@@ -176,10 +200,16 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     auto hidden = saved.at("hidden").toTensor();
     const double factor = saved.at("factor").toDouble();
     auto weight = scaled(saved.at("weight").toTensor(), gradients[0], factor);
+    auto bias = scaled(saved.at("bias").toTensor(), gradients[0], factor);
     auto slot = saved.at("slot").toTensor();
     saved.clear();
     if (slot.defined() && weight.defined()) slot.set_data(std::exchange(weight, at::Tensor()));
-    return {scaled(std::move(hidden), gradients[0], factor), std::move(weight), {}, {}, {}, {}};
+    return {scaled(std::move(hidden), gradients[0], factor),
+            std::move(weight),
+            std::move(bias),
+            {},
+            {},
+            {}};
   }
 };
 
@@ -208,6 +238,15 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor&
                     "{}, {} and {}.",
                     shape(hidden), shape(weight), shape(targets)));
   }
+  const auto& bias = options.bias;
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0) ||
+                         bias.scalar_type() != weight.scalar_type())) {
+    throw ConfigError(fmt::format(
+        "linear_cross_entropy takes a bias (V) of the weight's dtype, and the weight is "
+        "{} of {}, the bias {} of {}.",
+        c10::toString(weight.scalar_type()), shape(weight), c10::toString(bias.scalar_type()),
+        shape(bias)));
+  }
   const bool goes_along =
       cast ? autocast_dtype(weight).has_value() : hidden.scalar_type() == weight.scalar_type();
   if (!goes_along || !at::isFloatingType(hidden.scalar_type()) ||
@@ -230,8 +269,13 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   check(cast, weight, targets, dtype.has_value(), options);
   const bool grad = at::GradMode::is_enabled();
   const Autocast no_more(std::nullopt, hidden.device().type());
-  return LinearCrossEntropy::apply(cast, weight, targets, grad && hidden.requires_grad(),
-                                   grad && weight.requires_grad(), options);
+  const auto asked = [&](const at::Tensor& of) {
+    return grad && of.defined() && of.requires_grad();
+  };
+  const auto bias = options.bias.defined() ? std::optional(options.bias) : std::nullopt;
+  return LinearCrossEntropy::apply(cast, weight, bias, targets,
+                                   Needs{asked(hidden), asked(weight), asked(options.bias)},
+                                   options);
 }
 
 }  // namespace zero

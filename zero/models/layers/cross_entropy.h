@@ -24,13 +24,15 @@ struct LinearCrossEntropyOptions {
   /// Backward leaves the gradient of `weight` here instead of passing it on, if defined: a slot of
   /// Note [Tied gradient] in tied_embedding.h, in whose memory it is computed.
   at::Tensor weight_slot = {};
+  /// Added to the logits of every row: (V), of the weight's dtype. Undefined: none is.
+  at::Tensor bias = {};
 };
 
 /// Returns the mean of -log softmax(hidden weight^T)[target] over the rows whose target is not
 /// -100, as an fp32 scalar; NaN when there is no such row. hidden (N, C) and weight (V, C) are
 /// fp32, bf16 or fp16 and of one dtype (in a zero::Autocast scope they are cast, and the weight's
 /// gradient has the weight's); targets (N) are int64. The result equals
-/// at::cross_entropy_loss(hidden.mm(weight.t()), targets), with the same label smoothing, to
+/// at::cross_entropy_loss(hidden.mm(weight.t()) + bias, targets), with the same label smoothing, to
 /// rounding; softmax statistics are fp32 for every dtype.
 ///
 /// The logits are computed a chunk of rows at a time. When a gradient is needed it is computed in

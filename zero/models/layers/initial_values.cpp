@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 #include "zero/paging/page.h"
 
 namespace zero {
@@ -17,6 +19,9 @@ c10::StorageImpl& storage_behind(const at::Tensor& tensor) {
 
 WithoutValues::WithoutValues() { ++scopes_without_values; }
 WithoutValues::~WithoutValues() { --scopes_without_values; }
+
+WithValues::WithValues() : scopes_(std::exchange(scopes_without_values, 0)) {}
+WithValues::~WithValues() { scopes_without_values = scopes_; }
 
 at::Tensor normal_values(at::IntArrayRef sizes, double deviation) {
   if (scopes_without_values > 0) return absent_values(sizes, at::kFloat);

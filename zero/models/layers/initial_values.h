@@ -17,6 +17,19 @@ class WithoutValues {
   WithoutValues& operator=(const WithoutValues&) = delete;
 };
 
+/// While it lives, models that this thread builds draw their weights although a WithoutValues scope
+/// is around it: a new head's values come from no file.
+class WithValues {
+ public:
+  WithValues();
+  ~WithValues();
+  WithValues(const WithValues&) = delete;
+  WithValues& operator=(const WithValues&) = delete;
+
+ private:
+  int scopes_;
+};
+
 /// Return a parameter in fp32, drawn by LibTorch's default generator from N(0, deviation^2), or
 /// evenly from -bound to bound; without values in a WithoutValues scope.
 at::Tensor normal_values(at::IntArrayRef sizes, double deviation);

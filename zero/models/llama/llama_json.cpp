@@ -61,42 +61,6 @@ constexpr std::array kRotaryKinds{
     std::pair{RotaryKind::dynamic, "dynamic"}, std::pair{RotaryKind::llama3, "llama3"},
     std::pair{RotaryKind::yarn, "yarn"}};
 
-/// Keys that change nothing of what a model computes in training.
-constexpr std::array kIdle{"architectures",
-                           "auto_map",
-                           "dtype",
-                           "torch_dtype",
-                           "transformers_version",
-                           "use_cache",
-                           "pretraining_tp",
-                           "attn_implementation",
-                           "id2label",
-                           "label2id",
-                           "max_length",
-                           "temperature",
-                           "top_p",
-                           "top_k",
-                           "do_sample",
-                           "model_max_length",
-                           "tokenizer_class",
-                           "return_dict",
-                           "chunk_size_feed_forward",
-                           "max_window_layers",
-                           "sliding_window"};
-
-/// Refuses every key that is neither known nor null nor false.
-void check_keys(const ConfigReader& read, const std::set<std::string_view>& known) {
-  for (const auto& [key, value] : read.object().items()) {
-    // Names of the file itself, and tokens with a role.
-    const bool idle = key.starts_with('_') || key.ends_with("_token_id");
-    if (idle || known.contains(key) || value.is_null() || value == false) continue;
-    throw ConfigError(
-        fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
-                    "Remove it if it changes nothing of the mathematics.",
-                    read.source(), key, value.dump()));
-  }
-}
-
 /// `rope_scaling` wins over `rope_parameters`, whose theta wins over the outer one.
 RotaryOptions rotary_of(const ConfigReader& read) {
   RotaryOptions rotary;
@@ -128,7 +92,7 @@ RotaryOptions rotary_of(const ConfigReader& read) {
   rope.require("partial_rotary_factor", 1.0);
   read.require("partial_rotary_factor", 1.0);
   if (rotary.kind == RotaryKind::standard) {
-    check_keys(rope, known);
+    rope.refuse_others(known);
     return rotary;
   }
   const auto original = read.get<int64_t>("original_max_position_embeddings",
@@ -165,7 +129,7 @@ RotaryOptions rotary_of(const ConfigReader& read) {
                       static_cast<double>(original);
     }
   }
-  check_keys(rope, known);
+  rope.refuse_others(known);
   return rotary;
 }
 
@@ -248,7 +212,8 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
     throw ConfigError(fmt::format("{}: key 'model_type' is '{}', and only {} are supported.",
                                   source, type, fmt::join(types, ", ")));
   }
-  std::set<std::string_view> known(kIdle.begin(), kIdle.end());
+  std::set<std::string_view> known(kIdleKeys.begin(), kIdleKeys.end());
+  known.insert({"pretraining_tp", "max_window_layers", "sliding_window"});
   const auto get = [&]<typename T>(const char* key, T fallback) {
     known.insert(key);
     return read.get<T>(key, fallback);
@@ -289,7 +254,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
   known.insert({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
                 "original_max_position_embeddings"});
   config.rotary = rotary_of(read);
-  check_keys(read, known);
+  read.refuse_others(known);
 
   nlohmann::json ids = nlohmann::json::object();
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
