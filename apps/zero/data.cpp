@@ -1,5 +1,6 @@
 // `zero data`: token files from text, and the tokens of lines.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include "zero/data/document.h"
 #include "zero/data/prepare.h"
 #include "zero/data/tokenizer.h"
+#include "zero/data/utf8.h"
 
 namespace zero::app {
 namespace {
@@ -86,6 +88,9 @@ int data(const Arguments& arguments) {
       ->capture_default_str();
   prepare_parser->add_flag("--jsonl", options.json_lines,
                            "The files are JSON lines, each a document or a conversation");
+  prepare_parser->add_flag(
+      "--classify", options.classify,
+      "The files are JSON lines, each with text, perhaps text_pair, and label");
   prepare_parser->add_flag("--overwrite", options.overwrite,
                            "Replace what an earlier preparation made");
   if (const auto status = parser.read(arguments)) return *status;
@@ -97,7 +102,10 @@ int data(const Arguments& arguments) {
   fmt::print("{}: vocabulary {}; {} tokens to train on ({} bytes), {} for validation ({} bytes)\n",
              output, result.vocab_size, result.train_tokens, result.train_bytes,
              result.validation_tokens, result.validation_bytes);
-  if (options.json_lines) {
+  if (options.classify) {
+    fmt::print("{} texts of {} classes: {}\n", result.documents, result.classes.size(),
+               printable(fmt::format("{}", fmt::join(result.classes, ", "))));
+  } else if (options.json_lines) {
     fmt::print("{} documents; {} tokens are targets of the loss\n", result.documents,
                result.supervised_tokens);
   }

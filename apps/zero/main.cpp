@@ -19,6 +19,7 @@ constexpr Subcommand kSubcommands[] = {
     {"data", "turn text into token files", data},
     {"generate", "continue a text with a model from a folder", generate},
     {"ckpt", "show, check, convert and compare checkpoints, and remove old ones", ckpt},
+    {"eval", "loss, perplexity and accuracy of a model on data", eval},
     {"merge", "add a LoRA adapter to the weights of its model", merge},
     {"bench", "measure collectives, links, disks and training steps", bench},
     {"plan", "say before a run what fits on which machines, and how fast it is", plan_run},

@@ -30,6 +30,7 @@ int launch(const Arguments& arguments);
 int config(const Arguments& arguments);
 int data(const Arguments& arguments);
 int generate(const Arguments& arguments);
+int eval(const Arguments& arguments);
 int ckpt(const Arguments& arguments);
 int merge(const Arguments& arguments);
 int bench(const Arguments& arguments);

@@ -17,6 +17,8 @@
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/checkpoint/foreign/pickle.h"
+#include "zero/checkpoint/foreign/pt_writer.h"
 #include "zero/checkpoint/weight_files.h"
 #include "zero/models/architectures.h"
 #include "zero/models/layers/initial_values.h"
@@ -243,6 +245,75 @@ TEST(Pretrained, ARankHoldsItsSlicesAndAPiece) {
     // Two ranks of one process: each had room for its largest parameter, a third of the model.
     EXPECT_LT(allocator.usage().used.peak - before, whole * 3 / 4);
   });
+}
+
+// Writes tensors as torch.save writes a state dict; `within`: under this key, beside another.
+void write_torch_file(const fs::path& path, const Tensors& tensors,
+                      const std::string& within = {}) {
+  foreign::PtWriter writer;
+  std::vector<std::pair<std::string, std::string>> items;
+  for (const auto& [name, tensor] : tensors)
+    items.emplace_back(foreign::pickled::text(name), writer.tensor(tensor, true));
+  auto root = foreign::pickled::dict(items);
+  if (!within.empty()) {
+    root =
+        foreign::pickled::dict({{foreign::pickled::text(within), root},
+                                {foreign::pickled::text("epoch"), foreign::pickled::integer(3)}});
+  }
+  writer.write(path, root);
+}
+
+TEST(Pretrained, FilesOfTorchAreReadByRangesAtEveryStage) {
+  const auto source = fixtures::folder("llama-tied").string();
+  const WeightFiles files(source);
+  Tensors first;
+  Tensors second;
+  for (const auto& name : files.names()) {
+    auto value = files.read(name);
+    // A transpose that was saved as a view is read too.
+    if (name.ends_with("down_proj.weight")) value = value.t().contiguous().t();
+    (name < "model.layers.1" ? first : second)[name] = value;
+  }
+  const auto config_json = fixtures::config("llama-tied").dump();
+  const auto expect_equal = [&](const fs::path& folder) {
+    for (const int stage : {0, 3}) {
+      run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+        Loaded loaded(source, config(stage), group);
+        const auto report = load_pretrained(*loaded.engine, folder.string(), loaded.options());
+        EXPECT_THAT(report.missing, IsEmpty());
+        for (const auto& name : files.names())
+          EXPECT_TRUE(loaded.engine->parameter(name).equal(files.read(name))) << name;
+      });
+    }
+  };
+  const TemporaryFolder shards;
+  write_torch_file(shards / "pytorch_model-00001-of-00002.bin", first);
+  write_torch_file(shards / "pytorch_model-00002-of-00002.bin", second);
+  nlohmann::json map;
+  for (const auto& [name, tensor] : first) map[name] = "pytorch_model-00001-of-00002.bin";
+  for (const auto& [name, tensor] : second) map[name] = "pytorch_model-00002-of-00002.bin";
+  shards.write(kTorchWeightsIndex, nlohmann::json{{"weight_map", map}}.dump());
+  shards.write("training_args.bin", "no weights");
+  expect_equal(shards.path());
+
+  // Within a checkpoint of DistributedDataParallel.
+  const TemporaryFolder one;
+  Tensors wrapped;
+  for (const auto* part : {&first, &second}) {
+    for (const auto& [name, tensor] : *part) wrapped["module." + name] = tensor;
+  }
+  write_torch_file(one / "model.pt", wrapped, "state_dict");
+  expect_equal(one.path());
+  EXPECT_THAT(WeightFiles(one.path()).left_out(), ElementsAre(HasSubstr("epoch")));
+
+  const auto text = TemporaryFolder::read(one / "model.pt");
+  one.write("model.pt", text.substr(0, text.size() / 2));
+  EXPECT_THAT(message_of<CheckpointError>([&] { WeightFiles damaged(one.path()); }),
+              HasSubstr("model.pt"));
+  map["lost.weight"] = "pytorch_model-00002-of-00002.bin";
+  shards.write(kTorchWeightsIndex, nlohmann::json{{"weight_map", map}}.dump());
+  EXPECT_THAT(message_of<CheckpointError>([&] { WeightFiles damaged(shards.path()); }),
+              AllOf(HasSubstr("lost.weight"), HasSubstr("00002-of-00002.bin")));
 }
 
 TEST(WeightFiles, RefuseDamagedFolders) {

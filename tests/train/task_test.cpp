@@ -51,6 +51,7 @@ class UnevenTask final : public Task {
   }
   std::optional<double> step_weight() const override { return std::nullopt; }
   at::Tensor loss(const Batch& batch) override { return inner_->loss(batch); }
+  at::Tensor logits(const Batch& batch) override { return inner_->logits(batch); }
   LayerSequence layers(std::vector<Batch> batches) override {
     return inner_->layers(std::move(batches));
   }

@@ -52,7 +52,9 @@ struct Choices<TrainingTask> {
   static constexpr std::pair<std::string_view, TrainingTask> list[] = {
       {"auto", TrainingTask::any},
       {"lm", TrainingTask::language},
-      {"sft", TrainingTask::supervised}};
+      {"sft", TrainingTask::supervised},
+      {"mlm", TrainingTask::masked},
+      {"classify", TrainingTask::classes}};
 };
 template <>
 struct Choices<optim::Decay> {
@@ -1122,10 +1124,17 @@ void add_fine_tuning(All& all) {
   Rows train(all, Part::program, "train", &Settings::program);
   train.add("task",
             {.sentence = "What is learnt: lm (each next token), sft (the tokens that the data's "
-                         "marks name, each with the same weight), or auto: sft if there are marks",
+                         "marks name, each with the same weight), mlm (tokens that are masked), "
+                         "classify (the label of each text), or auto: as the model's config.json "
+                         "says, and sft if there are marks",
              .details = "Marks are files NAME.marks.bin beside NAME.bin: docs/fine-tuning.md.",
              .option = "--task"},
             &ProgramSettings::task);
+  train.add("mask_token",
+            {.sentence = "The number of the token that hides others in --task mlm; none: the "
+                         "tokenizer's mask_token",
+             .option = "--mask-token"},
+            &ProgramSettings::mask_token);
   train.add("freeze",
             {.sentence = "Parameters that are not trained: names of parameters or modules, or "
                          "their last parts, separated by commas; or a regular expression",

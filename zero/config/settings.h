@@ -78,9 +78,9 @@ struct FlopsProfilerSettings {
 /// The device on which a run's model lies. `any` is CUDA if there is such a device, else the CPU.
 enum class TrainingDevice : uint8_t { cpu, cuda, any };
 
-/// The tokens that a run learns to predict. `any` is supervised if the data have marks
-/// (NAME.marks.bin).
-enum class TrainingTask : uint8_t { any, language, supervised };
+/// Says what a run learns to predict. `any`: as the model's head says; of one that predicts next
+/// tokens, supervised if the data have marks (NAME.marks.bin).
+enum class TrainingTask : uint8_t { any, language, supervised, masked, classes };
 
 /// Low-rank adapters of the model's linear layers: the section `train.lora`.
 struct LoraOptions {
@@ -104,7 +104,8 @@ struct ProgramSettings {
   LoraOptions lora{};
   std::string freeze{};  ///< parameters that are not trained: NamePattern::parse reads it
   TrainingTask task = TrainingTask::any;
-  std::string data{};  ///< text, tokens, or a folder made by `zero data prepare`
+  std::optional<int64_t> mask_token{};  ///< of TrainingTask::masked; else the tokenizer's
+  std::string data{};                   ///< text, tokens, or a folder made by `zero data prepare`
   /// A file, all of which is for validation, or a folder, of which the validation split is. It must
   /// have the same tokens as `data`. Empty: the validation split of `data`.
   std::string val_data{};

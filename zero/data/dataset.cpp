@@ -89,7 +89,8 @@ Files files_of(const fs::path& folder, bool needs_validation) {
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     std::error_code ignored;
     if (!entry.is_regular_file(ignored)) continue;
-    if (entry.path().filename().string().ends_with(".marks.bin")) continue;  // beside its tokens
+    const auto name = entry.path().filename().string();
+    if (name.ends_with(".marks.bin") || name.ends_with(".labels.bin")) continue;  // beside tokens
     if (const auto shard = shard_of(entry.path())) {
       const auto [other, added] = shards[shard->set].try_emplace(shard->number, entry.path());
       if (!added)
@@ -198,6 +199,10 @@ void read_meta(const fs::path& folder, Dataset& dataset) {
     const auto tokenizer = find("tokenizer");
     if (!tokenizer.is_string())
       refuse(fmt::format("has the tokenizer {}", excerpt(tokenizer.dump())));
+    for (const auto& label : find("labels")) {
+      if (!label.is_string()) refuse(fmt::format("has the label {}", excerpt(label.dump())));
+      dataset.labels.push_back(label.get<std::string>());
+    }
     dataset.vocab_size = size.get<int64_t>();
     dataset.by_bytes = tokenizer == "bytes";
     if (!dataset.by_bytes) dataset.tokenizer = folder / tokenizer.get<std::string>();

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "zero/data/token_file.h"
 
@@ -35,6 +37,8 @@ struct Dataset {
   int64_t vocab_size = 0;
   /// The sentencepiece model that made the tokens; empty for bytes or when unknown.
   std::filesystem::path tokenizer;
+  /// The names of the labels of classified texts, by number, from meta.json.
+  std::vector<std::string> labels{};
   /// True where tokens are bytes: the loss is then in nats per byte, and text needs no tokenizer
   /// model.
   bool by_bytes = false;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "zero/base/error.h"
 
@@ -49,6 +50,22 @@ Document DocumentEncoder::encode(const Example& example) const {
     for (size_t i = place(begin); i < last; ++i) document.marks[i] = kSupervised;
   }
   document.marks[0] = kBeginsDocument;
+  return document;
+}
+
+Document DocumentEncoder::encode(const LabelledText& text) const {
+  Document document{.tokens = {}, .marks = {}, .label = text.label};
+  size_t second = 0;
+  if (text.pair) {
+    std::tie(document.tokens, second) = tokenizer_.encode_pair(text.text, *text.pair);
+  } else {
+    document.tokens = tokenizer_.encode(text.text, SpecialTokens::with);
+    second = document.tokens.size();
+  }
+  if (document.tokens.empty()) throw DataError("has no tokens");
+  document.marks.assign(document.tokens.size(), kSecondText);
+  std::fill_n(document.marks.begin(), second, 0);
+  document.marks[0] |= kBeginsDocument;
   return document;
 }
 

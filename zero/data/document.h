@@ -15,6 +15,7 @@ namespace zero {
 struct Document {
   std::vector<int64_t> tokens;
   std::vector<uint8_t> marks;  ///< of each token: Note [Marks of tokens] in token_file.h
+  Label label{};               ///< of a text that is classified
 };
 
 /// Any number of threads.
@@ -31,6 +32,9 @@ class DocumentEncoder {
   /// its end of a text where it has one. The first token is never supervised. DataError for an
   /// example without tokens.
   Document encode(const Example& example) const;
+  /// The text, or both, with the tokens that the tokenizer puts around them; none is supervised.
+  /// DataError as Tokenizer::encode_pair.
+  Document encode(const LabelledText& text) const;
 
  private:
   const Tokenizer& tokenizer_;

@@ -29,6 +29,19 @@ std::string text_of(const OrderedJson& object, const char* key) {
   return found->get<std::string>();
 }
 
+OrderedJson object_of(std::string_view line) {
+  OrderedJson object;
+  try {
+    parse_json(line);  // what it refuses (keys that are named twice, depth) ordered_json does not
+    object = OrderedJson::parse(line);
+  } catch (const Error& error) {
+    throw DataError(error.what());
+  }
+  if (!object.is_object())
+    throw DataError(fmt::format("is {}, and no object", excerpt(object.dump())));
+  return object;
+}
+
 OrderedJson message(std::string_view role, std::string content) {
   return {{"role", role}, {"content", std::move(content)}};
 }
@@ -147,15 +160,7 @@ Example of_prompt_and_completion(const OrderedJson& object,
 }  // namespace
 
 Example read_example(std::string_view line, const std::optional<ChatTemplate>& chat_template) {
-  OrderedJson object;
-  try {
-    parse_json(line);  // what it refuses (keys that are named twice, depth) ordered_json does not
-    object = OrderedJson::parse(line);
-  } catch (const Error& error) {
-    throw DataError(error.what());
-  }
-  if (!object.is_object())
-    throw DataError(fmt::format("is {}, and no object", excerpt(object.dump())));
+  const auto object = object_of(line);
   if (has(object, "messages"))
     return of_conversation(messages_in(object, "messages"), object, chat_template);
   if (has(object, "conversations")) return of_sharegpt(object, chat_template);
@@ -167,6 +172,24 @@ Example read_example(std::string_view line, const std::optional<ChatTemplate>& c
     return {{std::move(text), {{0, size}}}, false};
   }
   throw DataError("has none of the fields text, prompt, messages, instruction and conversations");
+}
+
+LabelledText read_labelled(std::string_view line) {
+  const auto object = object_of(line);
+  LabelledText example{.text = text_of(object, "text")};
+  if (has(object, "text_pair")) example.pair = text_of(object, "text_pair");
+  const auto label = object.find("label");
+  if (label == object.end()) throw DataError("has no field 'label'");
+  constexpr int64_t kMost = 1 << 20;
+  if (label->is_string() && !label->get<std::string>().empty()) {
+    example.label.name = label->get<std::string>();
+  } else if (label->is_number_unsigned() && *label < kMost) {
+    example.label.number = label->get<int64_t>();
+  } else {
+    throw DataError(fmt::format("has the 'label' {}; it should be a name, or a number from 0 to {}",
+                                excerpt(label->dump()), kMost - 1));
+  }
+  return example;
 }
 
 }  // namespace zero

@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "zero/data/chat_template.h"
+#include "zero/data/labelled_text.h"
 
 namespace zero {
 
@@ -30,5 +31,9 @@ struct Example {
 /// text that is not JSON, a line of another form, a field of the wrong kind, a conversation without
 /// an answer, or one for which there is no template.
 Example read_example(std::string_view line, const std::optional<ChatTemplate>& chat_template);
+
+/// Reads {"text": T, "text_pair": P, "label": L}, where P may be absent, and L is a number from 0
+/// on or a name. Throws DataError as read_example.
+LabelledText read_labelled(std::string_view line);
 
 }  // namespace zero

@@ -43,7 +43,9 @@ void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t&
     parallel_for(0, static_cast<int64_t>(lines.size()), 16, [&](int64_t first, int64_t last) {
       for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(last); ++i) {
         try {
-          lines[i].document = encoder_.encode(encoder_.read(lines[i].text));
+          const auto& line = lines[i].text;
+          lines[i].document = labels_ != nullptr ? encoder_.encode(read_labelled(line))
+                                                 : encoder_.encode(encoder_.read(line));
         } catch (const DataError& error) {
           faults[i] = error.what();
         }
@@ -59,6 +61,14 @@ void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t&
       output.write(narrow);
       marks.write(made.marks.data(), made.marks.size());
       ++result.documents;
+      if (labels_ != nullptr) {
+        const auto& label = made.label;
+        if (!labels_->empty() && labels_->front().number.has_value() != label.number.has_value())
+          refuse(lines[i].offset,
+                 "has a label that is a name, and others are numbers, or the other "
+                 "way round");
+        labels_->push_back(label);
+      }
       for (const auto mark : made.marks) result.supervised_tokens += mark & kSupervised;
       if (no_token)
         result.unknown_tokens += std::count(made.tokens.begin(), made.tokens.end(), *no_token);

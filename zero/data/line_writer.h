@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "zero/data/document.h"
 #include "zero/data/text_files.h"
@@ -17,13 +18,20 @@ struct PrepareResult;
 
 class LineWriter {
  public:
-  /// All are borrowed; `folder` is where the files go. DataError as DocumentEncoder.
-  LineWriter(const TextFiles& text, const Tokenizer& tokenizer, std::filesystem::path folder)
-      : text_(text), tokenizer_(tokenizer), encoder_(tokenizer), folder_(std::move(folder)) {}
+  /// All are borrowed; `folder` is where the files go. If the texts have labels, `labels` gets
+  /// those of all lines, in their order. DataError as DocumentEncoder.
+  LineWriter(const TextFiles& text, const Tokenizer& tokenizer, std::filesystem::path folder,
+             std::vector<Label>* labels = nullptr)
+      : text_(text),
+        tokenizer_(tokenizer),
+        encoder_(tokenizer),
+        folder_(std::move(folder)),
+        labels_(labels) {}
 
   /// Writes the lines [begin, end) of the text to NAME.bin and NAME.marks.bin, and their number of
   /// tokens to `tokens`. Lines of white space are left out. DataError, with file and line, for a
-  /// line that is no document (example.h), or for no document at all.
+  /// line that is no document (example.h), one whose label is a name where others are numbers, or
+  /// for no document at all.
   void write(size_t begin, size_t end, std::string_view name, int64_t& tokens,
              PrepareResult& result) const;
 
@@ -39,6 +47,7 @@ class LineWriter {
   const Tokenizer& tokenizer_;
   DocumentEncoder encoder_;
   std::filesystem::path folder_;
+  std::vector<Label>* labels_;
 };
 
 }  // namespace zero

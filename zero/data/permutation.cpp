@@ -3,20 +3,9 @@
 #include <bit>
 
 #include "zero/base/error.h"
+#include "zero/data/mix.h"
 
 namespace zero {
-namespace {
-
-// SplitMix64's finalizer: every bit of the input reaches every bit of the output.
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-}  // namespace
-
 Permutation::Permutation(int64_t size, uint64_t seed, uint64_t epoch)
     : size_(static_cast<uint64_t>(size)) {
   ensure(size > 0, "a permutation of something");

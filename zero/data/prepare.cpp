@@ -87,6 +87,8 @@ constexpr std::string_view kFiles[] = {"train.bin",
                                        "val.bin",
                                        "train.marks.bin",
                                        "val.marks.bin",
+                                       "train.labels.bin",
+                                       "val.labels.bin",
                                        "tokenizer.model",
                                        "meta.json",
                                        "tokenizer.json",
@@ -123,6 +125,11 @@ void write_file(const fs::path& path, std::string_view bytes) {
   OutputFile file(path, &fail<DataError>);
   file.write(bytes.data(), bytes.size());
   file.commit();
+}
+
+void write_numbers(const fs::path& path, std::span<const int32_t> numbers) {
+  const auto bytes = std::as_bytes(numbers);
+  write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 // Note [Models of others]
@@ -219,7 +226,8 @@ PrepareResult prepare(const PrepareOptions& options) {
   check(options);
   const bool by_bytes = options.tokenizer == "bytes";
   const auto source = json_tokenizer(options.tokenizer);
-  if (options.json_lines && source.empty()) {
+  const bool by_lines = options.json_lines || options.classify;
+  if (by_lines && source.empty()) {
     throw ConfigError(
         fmt::format("--tokenizer is {}; JSON lines need a tokenizer.json, or a folder with one.",
                     options.tokenizer));
@@ -228,8 +236,8 @@ PrepareResult prepare(const PrepareOptions& options) {
   const auto validation =
       std::min(static_cast<size_t>(static_cast<double>(text.size()) * options.validation_fraction),
                static_cast<size_t>(options.max_validation_bytes));
-  const size_t boundary = text.line_at(text.size() - validation);
-  if (boundary == 0 || boundary == text.size()) {
+  const size_t boundary = options.whole ? text.size() : text.line_at(text.size() - validation);
+  if (!options.whole && (boundary == 0 || boundary == text.size())) {
     throw DataError(
         fmt::format("The {} split would be empty: {} bytes of text have no line that starts in "
                     "their last {}. Give more text or another fraction.",
@@ -245,16 +253,27 @@ PrepareResult prepare(const PrepareOptions& options) {
   result.vocab_size = tokenizer.vocab_size();
   result.train_bytes = static_cast<int64_t>(boundary);
   result.validation_bytes = static_cast<int64_t>(text.size() - boundary);
-  if (options.json_lines) {
-    const LineWriter lines(text, tokenizer, folder.path());
+  if (by_lines) {
+    std::vector<Label> labels;
+    const LineWriter lines(text, tokenizer, folder.path(), options.classify ? &labels : nullptr);
     lines.write(0, boundary, "train", result.train_tokens, result);
-    lines.write(boundary, text.size(), "val", result.validation_tokens, result);
+    const size_t training = labels.size();
+    if (!options.whole) lines.write(boundary, text.size(), "val", result.validation_tokens, result);
+    if (options.classify) {
+      auto classes = classes_of(labels);
+      result.classes = std::move(classes.names);
+      const auto numbers = std::span<const int32_t>(classes.numbers);
+      write_numbers(folder.path() / "train.labels.bin", numbers.first(training));
+      if (!options.whole)
+        write_numbers(folder.path() / "val.labels.bin", numbers.subspan(training));
+    }
   } else {
     result.train_tokens = write_tokens(folder.path() / "train.bin", tokenizer,
                                        text.pieces(0, boundary), result.unknown_tokens);
-    result.validation_tokens =
-        write_tokens(folder.path() / "val.bin", tokenizer, text.pieces(boundary, text.size()),
-                     result.unknown_tokens);
+    if (!options.whole)
+      result.validation_tokens =
+          write_tokens(folder.path() / "val.bin", tokenizer, text.pieces(boundary, text.size()),
+                       result.unknown_tokens);
   }
 
   nlohmann::ordered_json meta{
@@ -264,8 +283,9 @@ PrepareResult prepare(const PrepareOptions& options) {
       {"validation_tokens", result.validation_tokens},
       {"train_bytes", result.train_bytes},
       {"validation_bytes", result.validation_bytes}};
-  if (options.json_lines) {
+  if (by_lines) {
     meta["documents"] = result.documents;
+    if (options.classify) meta["labels"] = result.classes;
     meta["supervised_tokens"] = result.supervised_tokens;
   }
   const auto json = meta.dump(2) + "\n";

@@ -18,11 +18,15 @@ struct PrepareOptions {
   int64_t vocab_size = 8192;  ///< of "bpe": 512 to 65536
   double validation_fraction =
       0.1;  ///< the share of the text, from its end and in whole lines, that validates; in (0, 1)
+  bool whole = false;  ///< all of the text is for training: there is no val.bin
   int64_t max_validation_bytes = int64_t{4} << 20;  ///< at most so much of it
   /// The inputs are JSON lines (zero/data/example.h), each a document. The tokenizer is then a
   /// tokenizer.json, and train.marks.bin and val.marks.bin have a byte for each token: bit 0 says
   /// that the token is a target of the loss, bit 1 that it begins a document.
   bool json_lines = false;
+  /// The JSON lines are texts, or pairs of them, with a label each (labelled_text.h), which are
+  /// written to train.labels.bin and val.labels.bin.
+  bool classify = false;
   /// Replace what an earlier preparation wrote to `output`, where that holds nothing else.
   bool overwrite = false;
 };
@@ -38,8 +42,9 @@ struct PrepareResult {
   bool tokenizer_changed = false;
   /// Tokens of a tokenizer.json that stand for what has no token.
   int64_t unknown_tokens = 0;
-  int64_t documents = 0;          ///< of JSON lines, in both splits
-  int64_t supervised_tokens = 0;  ///< of JSON lines, in both splits: the targets of the loss
+  int64_t documents = 0;               ///< of JSON lines, in both splits
+  std::vector<std::string> classes{};  ///< the names of the labels by number
+  int64_t supervised_tokens = 0;       ///< of JSON lines, in both splits: the targets of the loss
 };
 
 /// Writes train.bin and val.bin (llm.c's format, of 32 bits where the vocabulary is above 65536),

@@ -51,6 +51,10 @@ std::filesystem::path marks_of(std::filesystem::path tokens) {
   return tokens.replace_extension(".marks.bin");
 }
 
+std::filesystem::path labels_of(std::filesystem::path tokens) {
+  return tokens.replace_extension(".labels.bin");
+}
+
 std::string_view name(TokenFormat format) {
   switch (format) {
     case TokenFormat::bytes:
@@ -157,10 +161,10 @@ void TokenFile::read_marks(int64_t begin, std::span<uint8_t> out) const {
          "a range of marks within the file");
   marks_->read_at(static_cast<uint64_t>(begin), out.data(), out.size());
   const auto wrong = std::find_if(out.begin(), out.end(), [](uint8_t mark) {
-    return (mark & ~(kSupervised | kBeginsDocument)) != 0;
+    return (mark & ~(kSupervised | kBeginsDocument | kSecondText)) != 0;
   });
   if (wrong == out.end()) return;
-  throw DataError(fmt::format("{} holds the byte {} at {}, which is no mark of a token (0 to 3).",
+  throw DataError(fmt::format("{} holds the byte {} at {}, which is no mark of a token (0 to 7).",
                               marks_->path().string(), *wrong, begin + (wrong - out.begin())));
 }
 

@@ -33,9 +33,12 @@ inline constexpr size_t kLlmCHeaderBytes = 1024;
 // else. Training on answers alone reads there which tokens are to be predicted.
 inline constexpr uint8_t kSupervised = 1;      ///< the token is to be predicted
 inline constexpr uint8_t kBeginsDocument = 2;  ///< the token is the first of its document
+inline constexpr uint8_t kSecondText = 4;      ///< the token is of the second text of a pair
 
 /// Returns the path of the marks of a token file.
 std::filesystem::path marks_of(std::filesystem::path tokens);
+/// Returns the path of the labels of its documents: labelled_texts.h.
+std::filesystem::path labels_of(std::filesystem::path tokens);
 
 /// "text by bytes", "llm.c tokens", "llm.c tokens of 32 bits", "nanoGPT tokens".
 std::string_view name(TokenFormat format);

@@ -150,7 +150,7 @@ LoaderState TokenLoader::state() const {
           .seed = options_.seed};
 }
 
-void TokenLoader::restore(const LoaderState& state) {
+void check_same_data(const LoaderState& state, const LoaderState& here) {
   const auto expect = [&](const char* what, auto saved, auto now) {
     if (saved != now) {
       throw DataError(
@@ -160,11 +160,15 @@ void TokenLoader::restore(const LoaderState& state) {
                       what, saved, now));
     }
   };
-  expect("a sequence length of", state.sequence, options_.sequence);
-  expect("a number of sequences of", state.sequences, sequences_);
-  expect("the seed", state.seed, options_.seed);
+  expect("a sequence length of", state.sequence, here.sequence);
+  expect("a number of sequences of", state.sequences, here.sequences);
+  expect("the seed", state.seed, here.seed);
   if (state.sample < 0)
     throw DataError(fmt::format("The state of the data has the negative sample {}.", state.sample));
+}
+
+void TokenLoader::restore(const LoaderState& state) {
+  check_same_data(state, this->state());
   sample_ = state.sample;
 }
 

@@ -34,6 +34,9 @@ struct LoaderState {
   bool operator==(const LoaderState&) const = default;
 };
 
+/// Throws DataError unless a position of `saved` means the same in data that are at `now`.
+void check_same_data(const LoaderState& saved, const LoaderState& now);
+
 struct LoaderOptions {
   int64_t sequence = 0;     ///< T
   int64_t micro_batch = 1;  ///< B, sequences a rank takes at a time

@@ -45,6 +45,22 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, SpecialTokens spec
   return {tokens.begin(), tokens.end()};
 }
 
+std::pair<std::vector<int64_t>, size_t> Tokenizer::encode_pair(std::string_view first,
+                                                               std::string_view second) const {
+  const auto begin = codec_->tokens_before_a_second_text();
+  if (!begin) {
+    throw DataError(fmt::format(
+        "The tokenizer {} does not say that two texts stand one behind the other, each with its "
+        "end, as a BERT's does: pairs of texts are not encoded with it.",
+        file().string()));
+  }
+  auto tokens = encode(first, SpecialTokens::with);
+  const auto behind = encode(second, SpecialTokens::with);
+  const auto place = tokens.size();
+  tokens.insert(tokens.end(), behind.begin() + static_cast<std::ptrdiff_t>(*begin), behind.end());
+  return {std::move(tokens), place};
+}
+
 void Tokenizer::encode(const std::function<std::string_view()>& text,
                        const std::function<void(std::span<const uint32_t>)>& tokens) const {
   codec_->encode(text, tokens);
@@ -65,6 +81,8 @@ std::string Tokenizer::decode(std::span<const int64_t> tokens, SpecialTokens spe
 std::optional<int64_t> Tokenizer::token(std::string_view piece) const {
   return codec_->token(piece);
 }
+
+std::vector<int64_t> Tokenizer::special_tokens() const { return codec_->special_tokens(); }
 
 std::optional<int64_t> Tokenizer::unknown_token() const { return codec_->unknown_token(); }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace zero {
@@ -49,6 +50,11 @@ class Tokenizer {
   /// DataError for text that is not UTF-8, unless by bytes.
   std::vector<int64_t> encode(std::string_view text,
                               SpecialTokens special = SpecialTokens::without) const;
+  /// Returns the tokens of two texts as one, with those that the tokenizer puts around them, and
+  /// the place at which the second text's begin. DataError where `encode` throws, and for a
+  /// tokenizer that does not put two texts one behind the other as a BERT's does.
+  std::pair<std::vector<int64_t>, size_t> encode_pair(std::string_view first,
+                                                      std::string_view second) const;
   /// Encodes text that comes piece by piece, cut anywhere, into the tokens that the whole text has,
   /// which go piece by piece; `text` may run on a thread of its own. A tokenizer.json's are made on
   /// several threads.
@@ -65,6 +71,8 @@ class Tokenizer {
                      SpecialTokens special = SpecialTokens::with) const;
   /// The token that a tokenizer.json writes as `piece`, such as "<|endoftext|>".
   std::optional<int64_t> token(std::string_view piece) const;
+  /// The tokens that a tokenizer.json calls special, in order.
+  std::vector<int64_t> special_tokens() const;
   /// The token that stands for what has no other.
   std::optional<int64_t> unknown_token() const;
 

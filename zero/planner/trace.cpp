@@ -475,7 +475,8 @@ Trace trace(const LanguageModelConfig& model, int64_t batch, int64_t sequence, i
   built->module().train();
   tracing.begin(named_tensors(built->module()));
   const auto tokens = at::zeros({batch, sequence}, at::TensorOptions(at::kLong));
-  return tracing.run([&] { return built->loss(tokens, tokens); });
+  const auto targets = model.head() == Head::classes ? tokens.select(1, 0) : tokens;
+  return tracing.run([&] { return built->loss(tokens, targets); });
 }
 
 }  // namespace zero::plan

@@ -168,6 +168,21 @@ std::string config_of(const Lora& lora, const std::string& base_model) {
 
 }  // namespace
 
+std::string base_model_of(const std::string& folder) {
+  const ConfigReader config(fs::path(folder) / kAdapterConfig);
+  const auto& base = config.at("base_model_name_or_path");
+  std::error_code ignored;
+  if (!base.is_string() ||
+      !fs::exists(fs::path(base.get<std::string>()) / "config.json", ignored)) {
+    config.refuse(
+        fmt::format("its base_model_name_or_path is {}, which is no folder with a config.json; "
+                    "give the model's "
+                    "folder beside the adapter's",
+                    excerpt(base.dump())));
+  }
+  return base.get<std::string>();
+}
+
 LoraSettings read_adapter_config(const std::string& folder) {
   const ConfigReader config(fs::path(folder) / kAdapterConfig);
   config.check_keys();

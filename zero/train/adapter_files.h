@@ -21,6 +21,10 @@ inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 /// a value.
 LoraSettings read_adapter_config(const std::string& folder);
 
+/// Returns the folder of the model beneath a peft folder, as its settings name it. Throws
+/// CheckpointError where they cannot be read, or name none.
+std::string base_model_of(const std::string& folder);
+
 /// Writes the adapter as peft does: A and B of each layer, and the parameters of `modules_to_save`,
 /// in fp32, under "base_model.model." and their paths. `base_model` is what the config names as the
 /// model beneath. Rank 0 writes to the folder, which exists, with one tensor in memory; each file

@@ -7,10 +7,10 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/weight_files.h"
+#include "zero/train/make_task.h"
 #include "zero/train/monitors.h"
 #include "zero/train/parts.h"
 #include "zero/train/run.h"
-#include "zero/train/validation.h"
 
 namespace zero::train {
 
@@ -90,19 +90,16 @@ void check_run(const Settings& given, int ranks) {
         options.out));
   }
   (void)schedule_of(settings);
-  (void)is_supervised(options, data);
-  TokenLoader loader(data.train, loader_options(options, 0, ranks, model->vocab_size()));
+  const auto tokens = task_data(options, data, *model, 0, ranks);
   int64_t done = 0;
   if (options.resume) {
     const auto progress =
         resume_point(find_checkpoint(options), {settings, model->to_json(), ranks}).progress;
-    loader.restore(progress.loader);
+    check_position(tokens, options, progress.loader);
     done = progress.step;
   }
   check_profile_file(options);
   check_profile_step(options, done);
-  if (options.eval_tokens > 0)
-    (void)Validation(data.validation, options.seq, model->vocab_size(), options.eval_tokens);
   const auto size = step_size(settings, *model, ranks);
   check_budget(choose_tiers(config, size).config, size.parameters, ranks, size.frozen);
   folder.make();

@@ -36,6 +36,7 @@ class LanguageTask : public Task {
   std::optional<double> step_weight() const override { return step_weight_; }
 
   at::Tensor loss(const Batch& batch) override { return model_.loss(batch[0], batch[1]); }
+  at::Tensor logits(const Batch& batch) override { return model_.logits(batch[0]); }
   LayerSequence layers(std::vector<Batch> batches) override {
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> targets;

@@ -11,6 +11,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/models/architectures.h"
 #include "zero/models/recompute/activation_store.h"
+#include "zero/train/make_task.h"
 #include "zero/train/run.h"
 #include "zero/train/tuning.h"
 
@@ -63,6 +64,13 @@ Dataset open_data(const Options& options) {
   if (validates && !options.val_data.empty()) {
     const auto validation = open_dataset(options.val_data, {.validation_fraction = 0.0});
     check_same_tokens(options, data, validation);
+    if (data.labels != validation.labels) {
+      throw DataError(
+          fmt::format("The validation data {} have other labels than {}. Prepare both together, or "
+                      "with the same "
+                      "labels.",
+                      options.val_data, options.data));
+    }
     data.validation =
         std::filesystem::is_directory(options.val_data) ? validation.validation : validation.train;
   }
@@ -78,18 +86,13 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
   auto sizes = options.from.empty()
                    ? language_model_config(name)
                    : language_model_config((std::filesystem::path(name) / "config.json").string());
-  if (sizes->head() != Head::next_token) {
-    throw ConfigError(fmt::format(
-        "The model {} ({}) does not predict next tokens, and `zero train` trains no other "
-        "models yet. Train it from C++ (LanguageModel::encoder).",
-        name, sizes->description()));
-  }
   if (options.vocab_size) {
     sizes->set_vocab_size(*options.vocab_size);
   } else if (sizes->takes_vocabulary_of_data() && data.vocab_size > 0) {
     sizes->set_vocab_size(data.vocab_size);
   }
   if (options.dropout) sizes->set_dropout(*options.dropout);
+  choose_head(*sizes, options, data);
   if (options.seq > sizes->context()) {
     throw ConfigError(
         fmt::format("The option 'seq' is {}, but the model {} takes at most {} tokens.",
@@ -110,20 +113,7 @@ LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_
           .rank = rank,
           .world_size = ranks,
           .seed = static_cast<uint64_t>(options.seed),
-          .vocab_size = vocabulary,
-          .marks = options.task != TrainingTask::language};
-}
-
-bool is_supervised(const Options& options, const Dataset& data) {
-  const bool marked = data.train.tokens->marked();
-  if (options.task == TrainingTask::supervised && !marked) {
-    throw DataError(fmt::format(
-        "The option 'task' is sft, but {} has no marks of the tokens that are to be predicted "
-        "({}). Prepare the data with answers, or give --task lm.",
-        data.train.tokens->name(),
-        marks_of(std::filesystem::path(data.train.tokens->name())).filename().string()));
-  }
-  return marked && options.task != TrainingTask::language;
+          .vocab_size = vocabulary};
 }
 
 StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, int ranks) {

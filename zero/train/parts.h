@@ -29,10 +29,6 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
 
 LoaderOptions loader_options(const Options& options, int rank, int ranks, int64_t vocabulary);
 
-/// Returns whether the run predicts the marked tokens alone. Throws DataError if it should, and
-/// there are no marks.
-bool is_supervised(const Options& options, const Dataset& data);
-
 /// Returns the sizes of a step of this run.
 StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, int ranks);
 

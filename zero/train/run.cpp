@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <type_traits>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -17,11 +16,10 @@
 #include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
 #include "zero/train/adapter_files.h"
-#include "zero/train/language_task.h"
+#include "zero/train/make_task.h"
 #include "zero/train/monitors.h"
 #include "zero/train/parts.h"
 #include "zero/train/same_run.h"
-#include "zero/train/supervised_task.h"
 #include "zero/train/tuning.h"
 #include "zero/train/weights.h"
 
@@ -149,21 +147,11 @@ std::vector<double> rate_factors_of(const Engine& engine) {
 void begin_weights(Run& run) {
   const auto& options = run.options;
   if (!options.from.empty())
-    run.weights_report = load_weights(*run.engine, *run.model, run.lora, options.from);
+    run.weights_report = load_weights(*run.engine, *run.model, run.lora, options.from, true);
   if (options.lora.adapter.empty()) return;
   load_adapter(*run.engine, *run.lora, options.lora.adapter);
   run.weights_report +=
       fmt::format("{}adapter of {}", run.weights_report.empty() ? "" : ", ", options.lora.adapter);
-}
-
-std::unique_ptr<Task> make_task(Run& run, TokenLoader training,
-                                std::optional<Validation> validation) {
-  const auto make = [&]<class Made>(std::type_identity<Made>) {
-    return std::make_unique<Made>(*run.model, std::move(training), std::move(validation),
-                                  run.micro_batch_size(), run.group->size() * run.micro_batches());
-  };
-  if (is_supervised(run.options, run.data)) return make(std::type_identity<SupervisedTask>());
-  return make(std::type_identity<LanguageTask>());
 }
 
 }  // namespace
@@ -181,14 +169,7 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   settings.ranks = group->size();
   check_same_run(*group, settings, data);
   if (options.threads) at::set_num_threads(static_cast<int>(*options.threads));
-  const auto vocabulary = sizes->vocab_size();
-  TokenLoader training(data.train,
-                       loader_options(options, group->rank(), group->size(), vocabulary));
-  std::optional<Validation> validation;
-  if (options.eval_tokens > 0) {
-    validation.emplace(data.validation, options.seq, vocabulary, options.eval_tokens,
-                       options.task != TrainingTask::language);
-  }
+  auto tokens = task_data(options, data, *sizes, group->rank(), group->size());
   open_folder(*this, std::move(more));
 
   auto [chosen, reason] = with_tiers(settings.settings, data, *group);
@@ -210,7 +191,8 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
                  config, group);
   if (!options.resume) begin_weights(*this);
   rate_factors = rate_factors_of(*engine);
-  task = make_task(*this, std::move(training), std::move(validation));
+  task = make_task(*model, std::move(tokens), options, group->rank(), group->size(),
+                   group->size() * micro_batches());
 }
 
 RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& changes) const {

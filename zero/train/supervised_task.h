@@ -14,7 +14,7 @@ namespace zero::train {
 
 /// A batch is tokens, targets, (B, T) int64 each, and the number of targets that are not -100, ()
 /// int64, which is its weight. A batch may have none: its loss is 0.
-class SupervisedTask final : public LanguageTask {
+class SupervisedTask : public LanguageTask {
  public:
   using LanguageTask::LanguageTask;
 
@@ -42,7 +42,7 @@ class SupervisedTask final : public LanguageTask {
     return sequence;
   }
 
- private:
+ protected:
   static Batch counted(Batch batch) {
     auto count = (batch[1] != -100).sum();
     // A mean over no target is not a number, and every rank must pass backward: the first target

@@ -8,8 +8,8 @@
 //
 //   task               batch                                   loss is the mean over
 //   language model     tokens, targets                         tokens
-//   masked tokens      tokens, targets, padding                the masked tokens
-//   classification     tokens, labels, padding                 sequences
+//   masked tokens      tokens, targets, number of targets      the masked tokens
+//   classification     tokens, types, mask, labels             texts
 //   fine-tuning        tokens, targets, number of targets      the answers' tokens
 //
 // Weights. The loss of a step is the sum over all tokens or sequences that are supervised in it, on
@@ -71,6 +71,9 @@ class Task {
 
   /// Returns the mean loss of a batch, which lies on the model's device: a scalar in fp32.
   virtual at::Tensor loss(const Batch& batch) = 0;
+  /// Returns the unnormalised log-probabilities of a batch: (B, T, V) of tokens, (B, classes) of
+  /// classes.
+  virtual at::Tensor logits(const Batch& batch) = 0;
   /// Returns the model as layers, for micro-batches that pass together; they give the `loss` of
   /// each.
   virtual LayerSequence layers(std::vector<Batch> batches) = 0;

@@ -418,7 +418,8 @@ int Trainer::finish(double seconds) {
     if (run_.options.comms_logger.enabled) monitor.calls(calls.times());
   });
   save_weights();
-  if (stop_signal_ == 0 && run_.options.sample_tokens > 0) sample();
+  const bool continues_text = run_.model->config().head() == Head::next_token;
+  if (stop_signal_ == 0 && run_.options.sample_tokens > 0 && continues_text) sample();
   const EndReport end{
       .steps = step_,
       .seconds = seconds,

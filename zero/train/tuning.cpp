@@ -29,6 +29,10 @@ std::optional<Lora> choose_trained(LanguageModel& model, const Options& options)
   if (!options.lora.on()) return std::nullopt;
   auto settings = settings_of(options.lora);
   settings.prefix = model.path_prefix();
+  // A new head would stay as it was drawn.
+  if (model.config().head() == Head::classes && options.lora.adapter.empty() &&
+      settings.modules_to_save.empty())
+    settings.modules_to_save = {"classifier"};
   auto lora = add_lora(module, settings);
   for (const auto& [name, tied] : model.tied_names()) {
     const auto& saved = lora.saved_parameters;

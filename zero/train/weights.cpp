@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <initializer_list>
+#include <set>
 #include <system_error>
 #include <vector>
 
@@ -42,6 +43,14 @@ void copy_companions(Engine& engine, const std::filesystem::path& from,
   });
 }
 
+/// Returns some of the names for people.
+std::string first_of(std::vector<std::string> names) {
+  constexpr size_t kShown = 4;
+  const bool more = names.size() > kShown;
+  if (more) names.resize(kShown);
+  return fmt::format("{}{}", fmt::join(names, ", "), more ? ", ..." : "");
+}
+
 /// Rank 0 removes files, as far as they are there.
 void remove(Engine& engine, const std::filesystem::path& folder,
             std::initializer_list<const char*> names) {
@@ -74,18 +83,23 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
 }
 
 std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                         const std::string& path) {
+                         const std::string& path, bool new_head) {
   PretrainedOptions options{.places = model.export_places(), .tied = model.tied_names()};
-  if (lora) options.added = added_parameters(*lora);
+  const auto head = new_head ? model.head_parameters() : std::set<std::string>();
+  options.added = head;
+  if (lora) options.added.merge(added_parameters(*lora));
   const auto report = load_pretrained(engine, path, options);
   auto text = fmt::format("weights of {}", path);
-  const auto& others = report.left_over;
-  if (others.empty()) return text;
-  constexpr size_t kShown = 4;
-  auto first = others;
-  if (first.size() > kShown) first.resize(kShown);
-  return text + fmt::format(", in which no parameter takes {} tensors: {}{}", others.size(),
-                            fmt::join(first, ", "), others.size() > kShown ? ", ..." : "");
+  std::vector<std::string> fresh;
+  for (const auto& name : report.kept) {
+    if (head.contains(name)) fresh.push_back(name);
+  }
+  if (!fresh.empty()) text += fmt::format(", which has not {}: random ones", first_of(fresh));
+  if (const auto& others = report.left_over; !others.empty()) {
+    text += fmt::format(", in which no parameter takes {} tensors: {}", others.size(),
+                        first_of(others));
+  }
+  return text;
 }
 
 }  // namespace zero::train

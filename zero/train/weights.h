@@ -26,8 +26,9 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
                    const std::filesystem::path& folder, const std::string& from);
 
 /// Reads the weights at `path` into the engine's shards (load_pretrained), and returns a sentence
-/// that says what was read and what was left over. Collective. Throws CheckpointError.
+/// that says what was read and what was left over. With `new_head` the parameters of the model's
+/// head keep their random values if the files have none. Collective. Throws CheckpointError.
 std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                         const std::string& path);
+                         const std::string& path, bool new_head = false);
 
 }  // namespace zero::train

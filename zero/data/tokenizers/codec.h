@@ -37,6 +37,10 @@ class Codec {
   virtual std::string decode(const std::vector<uint32_t>& tokens, SpecialTokens special) const = 0;
   virtual std::optional<int64_t> token(std::string_view /*piece*/) const { return {}; }
   virtual std::optional<int64_t> unknown_token() const { return {}; }
+  virtual std::vector<int64_t> special_tokens() const { return {}; }
+  /// Returns how many of its tokens a text with special ones loses at its beginning if it is the
+  /// second of a pair; none where pairs have another form.
+  virtual std::optional<size_t> tokens_before_a_second_text() const { return {}; }
 
  private:
   std::filesystem::path file_;

@@ -76,6 +76,16 @@ class JsonCodec final : public Codec {
     return tokenizer_.id(piece);
   }
   std::optional<int64_t> unknown_token() const override { return tokenizer_.unknown_token(); }
+  std::vector<int64_t> special_tokens() const override {
+    std::vector<int64_t> all;
+    for (int64_t token = 0; token < vocab_size(); ++token) {
+      if (tokenizer_.special(static_cast<uint32_t>(token))) all.push_back(token);
+    }
+    return all;
+  }
+  std::optional<size_t> tokens_before_a_second_text() const override {
+    return tokenizer_.tokens_before_a_second_text();
+  }
 
  private:
   enum class Cuts : uint8_t { none, plain, behind_line_end };

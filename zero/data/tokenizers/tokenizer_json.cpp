@@ -27,6 +27,23 @@ void require_utf8(std::string_view text) {
 }
 
 // The tokens that a template puts before and behind the text.
+// Returns whether a pair is the first text as it is alone, and behind it the second from its text
+// on, of the type 1.
+bool pairs_plainly(const Json& json) {
+  auto expected = Json::array();
+  auto second = Json::array();
+  for (auto each : json.at("single")) {
+    expected.push_back(each);
+    const bool text = each.contains("Sequence");
+    if (!text && second.empty()) continue;
+    each[text ? "Sequence" : "SpecialToken"]["type_id"] = 1;
+    if (text) each["Sequence"]["id"] = "B";
+    second.push_back(std::move(each));
+  }
+  expected.insert(expected.end(), second.begin(), second.end());
+  return json.contains("pair") && json.at("pair") == expected;
+}
+
 std::pair<Ids, Ids> template_tokens(const Json& json) {
   std::pair<Ids, Ids> around;
   bool behind = false;
@@ -125,8 +142,10 @@ void TokenizerJson::set_post_processor(const nlohmann::json& json) {
   if (type == "ByteLevel") return;  // it moves offsets alone
   if (type == "BertProcessing" || type == "RobertaProcessing") {
     around = {{named_token(json, "cls")}, {named_token(json, "sep")}};
+    pairs_ = type == "BertProcessing";
   } else if (type == "TemplateProcessing") {
     around = template_tokens(json);
+    pairs_ = pairs_plainly(json);
   } else {
     unknown("post_processor", type);
   }

@@ -44,6 +44,10 @@ class TokenizerJson {
   const std::string& piece(uint32_t token) const { return pieces_[token]; }
   bool special(uint32_t token) const { return special_[token]; }
   std::optional<uint32_t> unknown_token() const { return model_->unknown_token(); }
+  /// See Codec.
+  std::optional<size_t> tokens_before_a_second_text() const {
+    return pairs_ ? std::optional(before_.size()) : std::nullopt;
+  }
 
  private:
   void add_tokens(const nlohmann::json& list);
@@ -60,6 +64,8 @@ class TokenizerJson {
   AddedTokens normalized_;  // of normalised text
   Ids before_;              // what the post-processor adds
   Ids after_;
+  bool pairs_ = false;               // a pair is the first text's tokens and those of the second,
+                                     // without what stands before it
   std::vector<std::string> pieces_;  // by token
   std::vector<bool> known_;          // tokens may leave gaps
   std::vector<bool> special_;

@@ -1,0 +1,264 @@
+#include "zero/train/evaluate.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <exception>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "zero/base/autocast.h"
+#include "zero/base/error.h"
+#include "zero/checkpoint/safetensors.h"
+#include "zero/comm/agreement.h"
+#include "zero/comm/gather_texts.h"
+#include "zero/data/prepare.h"
+#include "zero/engine/engine.h"
+#include "zero/models/architectures.h"
+#include "zero/models/layers/initial_values.h"
+#include "zero/train/adapter_files.h"
+#include "zero/train/evaluation.h"
+#include "zero/train/make_task.h"
+#include "zero/train/parts.h"
+#include "zero/train/tuning.h"
+#include "zero/train/validator.h"
+#include "zero/train/weights.h"
+
+namespace zero::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kAll = int64_t{1} << 50;  // tokens
+
+/// A folder that goes with this.
+class PassingFolder {
+ public:
+  PassingFolder() {
+    std::error_code ignored;
+    auto name = (fs::temp_directory_path(ignored) / "zero-eval-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr)
+      throw DataError(fmt::format("Cannot make the folder {} for encoded text.", name));
+    path_ = name;
+  }
+  ~PassingFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  PassingFolder(const PassingFolder&) = delete;
+  PassingFolder& operator=(const PassingFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+/// Returns the tokens of the data, all of them as both splits. Rank 0 encodes text, in `folder`.
+/// Collective.
+Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm::Group& group) {
+  std::error_code ignored;
+  fs::path data = program.data;
+  if (fs::is_directory(data, ignored)) {
+    auto set = open_dataset(data, {.validation_fraction = 0.0});
+    if (set.validation.tokens == nullptr) {
+      throw DataError(
+          fmt::format("The folder {} has no validation split. Give a file of it.", program.data));
+    }
+    set.train = set.validation;
+    return set;
+  }
+  const bool lines = data.extension() == ".jsonl";
+  const auto tokenizer = fs::path(program.from) / "tokenizer.json";
+  if (lines || (data.extension() != ".bin" && fs::exists(tokenizer, ignored))) {
+    comm::agree_on_rank_zero<DataError>(group, "Encoding the text", [&] {
+      const bool classify = program.task == TrainingTask::classes ||
+                            (program.task == TrainingTask::any &&
+                             language_model_config(program.from)->head() == Head::classes);
+      folder.emplace();
+      prepare({.inputs = {data},
+               .output = folder->path() / "data",
+               .tokenizer = tokenizer.string(),
+               .whole = true,
+               .json_lines = lines && !classify,
+               .classify = lines && classify});
+    });
+    const auto place = folder ? folder->path().string() : std::string();
+    data = fs::path(comm::gather_texts(group, place, "folder").front()) / "data" / "train.bin";
+  }
+  auto set = open_dataset(data, {.validation_fraction = 0.0});
+  set.validation = set.train;
+  return set;
+}
+
+Options program_of(const EvaluateOptions& options) {
+  Options program;
+  program.from = options.from;
+  program.lora.adapter = options.adapter;
+  std::error_code ignored;
+  if (options.adapter.empty() && fs::exists(fs::path(options.from) / kAdapterConfig, ignored)) {
+    program.from = base_model_of(options.from);
+    program.lora.adapter = options.from;
+  }
+  program.data = options.data;
+  program.task = options.task;
+  program.mask_token = options.mask_token;
+  program.seq = options.seq > 0
+                    ? options.seq
+                    : std::min<int64_t>(1024, language_model_config(program.from)->context());
+  program.micro_batch_size = 1;  // of the training data, of which none is read
+  program.eval_tokens = options.tokens > 0 ? options.tokens : kAll;
+  return program;
+}
+
+/// Writes logits as they come.
+class LogitsFile {
+ public:
+  LogitsFile(const std::string& path, Task& task, bool classifies, const LanguageModelConfig& sizes)
+      : classifies_(classifies) {
+    const int64_t count = task.validation_batches();
+    const auto first = task.validation_batch(0);
+    const int64_t length = first[0].size(1);
+    std::vector<TensorInfo> infos;
+    if (classifies) {
+      const auto classes = static_cast<int64_t>(sizes.labels().size());
+      logits_ = at::empty({count, classes}, at::kFloat);
+      labels_ = at::empty({count}, at::kLong);
+      infos = {{"logits", at::kFloat, {count, classes}}, {"labels", at::kLong, {count}}};
+    } else {
+      tokens_ = at::empty({count, length}, at::kLong);
+      labels_ = at::empty({count, length}, at::kLong);
+      infos = {{"tokens", at::kLong, {count, length}}, {"targets", at::kLong, {count, length}}};
+      for (int64_t i = 0; i < count; ++i)
+        infos.push_back({name_of(i), at::kFloat, {length, sizes.vocab_size()}});
+    }
+    file_.emplace(path, std::move(infos));
+  }
+
+  void add(int64_t index, const at::Tensor& logits, const Batch& batch) {
+    labels_.select(0, index).copy_(classifies_ ? batch[3].select(0, 0) : batch[1].select(0, 0));
+    if (classifies_) {
+      logits_.select(0, index).copy_(logits);
+    } else {
+      tokens_.select(0, index).copy_(batch[0].select(0, 0));
+      file_->write(name_of(index), logits);
+    }
+  }
+
+  void commit() {
+    file_->write(classifies_ ? "labels" : "targets", labels_);
+    file_->write(classifies_ ? "logits" : "tokens", classifies_ ? logits_ : tokens_);
+    file_->commit();
+  }
+
+ private:
+  static std::string name_of(int64_t index) { return fmt::format("logits.{}", index); }
+
+  bool classifies_;
+  at::Tensor logits_, labels_, tokens_;
+  std::optional<SafetensorsWriter> file_;
+};
+
+/// Counts texts whose largest logit is that of their label, and writes the file. Each rank passes a
+/// batch at a time; rank 0 gets the logits of all. Collective.
+int64_t visit_logits(const Evaluated& of, bool classifies, const LanguageModelConfig& sizes,
+                     const std::string& path) {
+  const EvaluationMode evaluation(of.model);
+  const int64_t count = of.task.validation_batches();
+  const int64_t ranks = of.group.size();
+  std::optional<LogitsFile> file;
+  comm::agree_on_rank_zero<CheckpointError>(of.group, "Making the file of logits", [&] {
+    if (!path.empty()) file.emplace(path, of.task, classifies, sizes);
+  });
+  int64_t correct = 0;
+  std::exception_ptr failure;  // the passes are collective: they go on
+  for (int64_t done = 0; done < count; done += ranks) {
+    const auto mine = std::min(done + of.group.rank(), count - 1);
+    const auto batch = on_device(of.task.validation_batch(mine), of.group.device());
+    const Autocast casts(of.autocast, of.group.device().type());
+    const auto logits = of.task.logits(batch).to(at::kFloat).select(0, 0).contiguous();
+    const auto all = at::empty({ranks * logits.numel()}, logits.options());
+    of.group.all_gather(all, logits.view({-1}), "logits").wait();
+    if (of.group.rank() != 0 || failure) continue;
+    auto shape = logits.sizes().vec();
+    shape.insert(shape.begin(), ranks);
+    const auto values = all.view(shape).to(at::kCPU);
+    for (int64_t i = 0; i < std::min(ranks, count - done); ++i) {
+      const auto of_batch = of.task.validation_batch(done + i);
+      const auto value = values.select(0, i);
+      if (classifies)
+        correct +=
+            static_cast<int64_t>(value.argmax().item<int64_t>() == of_batch[3].item<int64_t>());
+      try {
+        if (file) file->add(done + i, value, of_batch);
+      } catch (const CheckpointError&) {
+        failure = std::current_exception();
+      }
+    }
+  }
+  try {
+    if (file && !failure) file->commit();
+  } catch (const CheckpointError&) {
+    failure = std::current_exception();
+  }
+  comm::share_failure<CheckpointError>(of.group, "Writing the logits", failure);
+  return comm::gather_records(of.group, correct, "correct texts").front();
+}
+
+}  // namespace
+
+Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::Group>& group) {
+  auto program = program_of(options);
+  std::optional<PassingFolder> folder;
+  const auto data = open(program, folder, *group);
+  if (options.seq == 0)  // a short text is one sequence
+    program.seq = std::clamp<int64_t>(data.train.size() - 1, 1, program.seq);
+  const auto sizes = model_config(program, data);
+  auto tokens = task_data(program, data, *sizes, 0, 1);
+  const auto kind = tokens.task;
+  std::unique_ptr<LanguageModel> model;
+  {
+    const WithoutValues none;
+    model = sizes->build();
+  }
+  const auto lora = choose_trained(*model, program);
+  auto tensors = named_tensors(model->module());
+  tensors.values_follow = true;
+  // Nothing is trained, so the optimizer is one without states.
+  Config config;
+  config.stage = options.stage;
+  config.bf16 = options.bf16;
+  Engine engine(std::move(tensors), {ParameterGroup{.optimizer = Sgd{}, .rest = true}}, config,
+                group);
+  (void)load_weights(engine, *model, lora, program.from);
+  if (lora) load_adapter(engine, *lora, program.lora.adapter);
+  const auto task = make_task(*model, std::move(tokens), program, 0, 1, 1);
+
+  const Evaluated evaluated{.task = *task,
+                            .model = model->module(),
+                            .group = *group,
+                            .autocast = config.autocast_dtype(),
+                            .rows = options.micro_batch};
+  const auto mean = mean_loss(evaluated, [] { return false; });
+  if (!std::isfinite(mean->loss)) {
+    throw DataError(fmt::format(
+        "The loss on {} is {}: either nothing in the data is to be predicted, or the weights are "
+        "not finite.",
+        options.data, mean->loss));
+  }
+  const bool classifies = kind == TrainingTask::classes;
+  Evaluation result{.task = kind, .loss = mean->loss};
+  // A language model's weight counts sequences.
+  result.predicted = kind == TrainingTask::language ? task->validation_tokens()
+                     : classifies                   ? task->validation_batches()
+                                                    : std::llround(mean->weight);
+  if (classifies || !options.logits.empty())
+    result.correct = visit_logits(evaluated, classifies, *sizes, options.logits);
+  return result;
+}
+
+}  // namespace zero::train
