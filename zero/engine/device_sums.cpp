@@ -35,24 +35,24 @@ class DeviceSums : public GradientSums {
   }
 
   void prepare(Reduction& reduction) override {
-    reduction.output = reduction.adds        ? context_.pool.take(numel(reduction.unit), at::kFloat)
+    reduction.output = reduction.accumulates ? context_.pool.take(numel(reduction.unit), at::kFloat)
                        : in_place(reduction) ? part_of_bucket(reduction)
                                              : make(reduction.unit);
   }
 
-  void receive(Reduction reduction) override {
+  void accumulate(Reduction reduction) override {
     auto& sum = cell(reduction.unit);
     if (in_place(reduction)) {
       reduction.output = at::Tensor();
       sum = cut_slice(reduction);
       return;
     }
-    if (reduction.adds) add_output(sum, reduction);
+    if (reduction.accumulates) add_output(sum, reduction);
     give_bucket(reduction);
   }
 
   void drop(Reduction reduction) override {
-    if (reduction.adds) context_.pool.give(std::move(reduction.output));
+    if (reduction.accumulates) context_.pool.give(std::move(reduction.output));
     give_bucket(reduction);
   }
 
@@ -83,7 +83,7 @@ class DeviceSums : public GradientSums {
 
   // Returns whether the sum takes the place of the slice in the bucket, which is then a gradient.
   bool in_place(const Reduction& reduction) const {
-    return !reduction.adds && !reduction.bucket.pooled && other_.empty() &&
+    return !reduction.accumulates && !reduction.bucket.pooled && other_.empty() &&
            dtype(reduction.unit) == reduction.bucket.array.scalar_type();
   }
 
@@ -122,7 +122,7 @@ class HandedSums final : public DeviceSums {
     reduction.output = reduction.sum.defined() ? reduction.sum : part_of_bucket(reduction);
   }
 
-  void receive(Reduction reduction) override {
+  void accumulate(Reduction reduction) override {
     auto sum = std::move(reduction.sum);
     reduction.output = at::Tensor();
     if (sum.defined()) {
@@ -132,7 +132,7 @@ class HandedSums final : public DeviceSums {
     }
     const int64_t unit = reduction.unit;
     if (take_norm(unit, sum).finite && hand_over_.wants(unit)) {
-      hand_over_.give(unit, std::move(sum));
+      hand_over_.hand_over(unit, std::move(sum));
     } else {
       cell(unit) = std::move(sum);
     }

@@ -32,7 +32,7 @@ void GradientSums::give_bucket(Reduction& reduction) const {
   context_.pool.give(std::exchange(reduction.bucket, {}));
 }
 
-PlacedSums::PlacedSums(const ReductionContext& context, HandOver* hand_over)
+SumsByTier::SumsByTier(const ReductionContext& context, HandOver* hand_over)
     : by_unit_(static_cast<size_t>(context.layout.unit_count()), nullptr) {
   std::vector<int64_t> on_device;
   std::vector<int64_t> on_host;
@@ -53,7 +53,7 @@ PlacedSums::PlacedSums(const ReductionContext& context, HandOver* hand_over)
   add(on_disk, [&](const auto& /*units*/) { return disk_sums(context); });
 }
 
-void PlacedSums::wait() const {
+void SumsByTier::wait() const {
   for (const auto& sums : made_) sums->wait();
 }
 

@@ -10,7 +10,7 @@
 
 #include "zero/engine/bucket_pool.h"
 #include "zero/engine/gradient_reduction.h"
-#include "zero/engine/slice_sum.h"
+#include "zero/engine/phased_reduction.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {
@@ -20,16 +20,16 @@ class GradientSums;
 /// The reduction of one unit's array.
 struct Reduction {
   int64_t unit = 0;
-  /// The sums that receive the result. Null if the result lies in its place when the reduction
+  /// The sums that the result goes to. Null if the result lies in its place when the reduction
   /// is done.
   GradientSums* sums = nullptr;
   Bucket bucket{};
   /// The sum of an earlier pass of this step is there, and this one must be added to it.
-  bool adds = false;
+  bool accumulates = false;
   at::Tensor output{};   ///< the array that the reduction writes to
   at::Tensor sum{};      ///< memory for the unit's sum, where that is neither `output` nor a cell
   at::Tensor partial{};  ///< memory for the sum of a block, where replicas need some
-  SliceSum over_ranks{};
+  PhasedReduction collectives{};
 };
 
 /// Gets sums as soon as they are reduced, for updates in backward (Note [Update in backward]).
@@ -39,7 +39,7 @@ class HandOver {
   /// Returns whether the sum of a unit may be used. It may not if some of its gradients have not
   /// come.
   virtual bool wants(int64_t unit) const = 0;
-  virtual void give(int64_t unit, at::Tensor sum) = 0;
+  virtual void hand_over(int64_t unit, at::Tensor sum) = 0;
 };
 
 class GradientSums {
@@ -56,7 +56,7 @@ class GradientSums {
   virtual void prepare(Reduction& reduction) = 0;
   /// Stores the reduction's result, or adds it to the unit's sum. Gives back the memory that the
   /// reduction took, the bucket too.
-  virtual void receive(Reduction reduction) = 0;
+  virtual void accumulate(Reduction reduction) = 0;
   /// Nobody needs the reduction's result: gives back the memory that it took.
   virtual void drop(Reduction reduction) = 0;
   /// Blocks until the received results lie in their place.
@@ -116,9 +116,9 @@ std::unique_ptr<GradientSums> host_sums(const ReductionContext& context,
 std::unique_ptr<GradientSums> disk_sums(const ReductionContext& context);
 
 /// The sums of all units, each in the class of the place that its plan names.
-class PlacedSums {
+class SumsByTier {
  public:
-  PlacedSums(const ReductionContext& context, HandOver* hand_over);
+  SumsByTier(const ReductionContext& context, HandOver* hand_over);
   GradientSums& of(int64_t unit) const { return *by_unit_[static_cast<size_t>(unit)]; }
   /// Blocks until the received results lie in their place.
   void wait() const;

@@ -10,7 +10,7 @@
 #include "zero/base/error.h"
 #include "zero/base/hash.h"
 #include "zero/config/config.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 

@@ -24,7 +24,7 @@
 #include "zero/comm/gather_records.h"
 #include "zero/device/stream.h"
 #include "zero/engine/flat.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #include "zero/paging/page.h"
 
 namespace zero {

@@ -62,7 +62,7 @@ class UpdateQueue {
   void run_next();
   // The caller of these holds the mutex.
   bool here(int64_t unit) const;
-  int64_t left() const;
+  int64_t pending() const;
   void rethrow() const;
 
   std::function<void()> idle_;
