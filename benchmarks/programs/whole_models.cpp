@@ -119,7 +119,9 @@ Json measure(Model& model, int64_t parameters, int threads, int rounds) {
     streams.push_back(stream);
     updates.push_back(update);
   }
-  const double gigabytes = partition::adam_bytes(static_cast<double>(parameters), kBytes) * 1e-9;
+  // States are read and written, gradients are read, and parameters written.
+  constexpr int64_t kMoved = 2 * kBytes.optimizer + kBytes.gradient + kBytes.parameter;
+  const double gigabytes = static_cast<double>(parameters * kMoved) * 1e-9;
   const auto update = summarize(updates);
   const auto stream = summarize(streams);
   const auto published = published_seconds(parameters);
