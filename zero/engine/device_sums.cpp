@@ -23,15 +23,9 @@ class DeviceSums : public GradientSums {
              bool takes_norms = false)
       : GradientSums(context, takes_norms) {
     if (!context_.settings.doubled) return;
-    other_.resize(static_cast<size_t>(context_.layout.unit_count()));
-    for (const int64_t u : units) {
-      const auto make = [&](Category category) {
-        return device_zeros(numel(u), dtype(u), context_.table.device(), context_.table.ledger(),
-                            category);
-      };
-      cell(u) = make(Category::gradients);
-      other_[static_cast<size_t>(u)] = make(Category::offload_buffers);
-    }
+    make_cells(units, Category::gradients, Category::offload_buffers, [&](int64_t u, Category as) {
+      return device_zeros(numel(u), dtype(u), context_.table.device(), context_.table.ledger(), as);
+    });
   }
 
   void prepare(Reduction& reduction) override {
@@ -67,14 +61,8 @@ class DeviceSums : public GradientSums {
     return context_.placement.part_of(slice(unit));
   }
 
-  at::Tensor detach(int64_t unit) override {
-    auto detached = cell(unit);
-    if (!other_.empty()) std::swap(cell(unit), other_[static_cast<size_t>(unit)]);
-    return detached;
-  }
-
   void clear(int64_t unit) override {
-    if (other_.empty()) cell(unit) = at::Tensor();
+    if (!context_.settings.doubled) cell(unit) = at::Tensor();
   }
 
  protected:
@@ -83,7 +71,7 @@ class DeviceSums : public GradientSums {
 
   // Returns whether the sum takes the place of the slice in the bucket, which is then a gradient.
   bool in_place(const Reduction& reduction) const {
-    return !reduction.accumulates && !reduction.bucket.pooled && other_.empty() &&
+    return !reduction.accumulates && !reduction.bucket.pooled && !context_.settings.doubled &&
            dtype(reduction.unit) == reduction.bucket.array.scalar_type();
   }
 
@@ -104,10 +92,6 @@ class DeviceSums : public GradientSums {
     return host_part(std::move(reduction.bucket.array), slice * context_.placement.shards->rank(),
                      slice, context_.table.ledger(), category());
   }
-
- private:
-  // If sums are doubled, these are the ones that the update reads or the ones of the next step.
-  std::vector<at::Tensor> other_;
 };
 
 // Hands sums over for updates in backward. A sum that the update does not want stays.

@@ -9,6 +9,22 @@ optim::SquaredNorm GradientSums::norm_of(const at::Tensor& slice) const {
   return optim::squared_norm(values.const_data_ptr(), values.scalar_type(), values.numel());
 }
 
+void GradientSums::make_cells(const std::vector<int64_t>& units, Category category, Category second,
+                              const std::function<at::Tensor(int64_t unit, Category)>& make) {
+  const bool doubled = context_.settings.doubled;
+  if (doubled) other_.resize(static_cast<size_t>(context_.layout.unit_count()));
+  for (const int64_t u : units) {
+    cell(u) = make(u, category);
+    if (doubled) other_[static_cast<size_t>(u)] = make(u, second);
+  }
+}
+
+at::Tensor GradientSums::detach(int64_t unit) {
+  auto detached = cell(unit);
+  if (!other_.empty()) std::swap(cell(unit), other_[static_cast<size_t>(unit)]);
+  return detached;
+}
+
 at::Tensor GradientSums::part_of_bucket(const Reduction& reduction) const {
   const int64_t slice = numel(reduction.unit);
   return reduction.bucket.array.narrow(0, slice * context_.placement.shards->rank(), slice);

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -73,7 +74,7 @@ class GradientSums {
   }
   /// Gives the sum to an update, which reads the returned tensor (undefined: the disk) until the
   /// next call. New sums go elsewhere if they are doubled.
-  virtual at::Tensor detach(int64_t unit) { return cell(unit); }
+  virtual at::Tensor detach(int64_t unit);
   /// The step is over.
   virtual void clear(int64_t /*unit*/) {}
 
@@ -82,6 +83,10 @@ class GradientSums {
   at::Tensor& cell(int64_t unit) const { return context_.table.memory(unit, State::gradients); }
   at::ScalarType dtype(int64_t unit) const { return context_.table.plan(unit).gradient_dtype; }
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }
+  /// Makes the memory of sums that exist at all times, of `make(unit, category)`. Doubled sums get
+  /// a second memory, of category `second`, and `detach` exchanges the two.
+  void make_cells(const std::vector<int64_t>& units, Category category, Category second,
+                  const std::function<at::Tensor(int64_t unit, Category)>& make);
   /// Returns the norm of the part of a slice whose norm falls to this rank (Note [Hybrid
   /// sharding]).
   optim::SquaredNorm norm_of(const at::Tensor& slice) const;
@@ -101,6 +106,7 @@ class GradientSums {
 
  private:
   std::vector<optim::SquaredNorm> norms_;  // by unit
+  std::vector<at::Tensor> other_;          // by unit: the second memory of doubled sums
 };
 
 // These make the classes for `units`. `hand_over` may be null, and outlives them.

@@ -20,16 +20,11 @@ namespace {
 class HostSums final : public GradientSums {
  public:
   HostSums(const ReductionContext& context, const std::vector<int64_t>& units, HandOver* hand_over)
-      : GradientSums(context, hand_over != nullptr),
-        hand_over_(hand_over),
-        other_(static_cast<size_t>(context.layout.unit_count())) {
+      : GradientSums(context, hand_over != nullptr), hand_over_(hand_over) {
+    make_cells(units, Category::host_gradients, Category::host_buffers,
+               [&](int64_t u, Category as) { return host_memory(numel(u), dtype(u), as); });
     int64_t most = 0;
-    for (const int64_t u : units) {
-      most = std::max(most, numel(u));
-      cell(u) = host_memory(numel(u), dtype(u), Category::host_gradients);
-      if (context_.settings.doubled)
-        other_[static_cast<size_t>(u)] = host_memory(numel(u), dtype(u), Category::host_buffers);
-    }
+    for (const int64_t u : units) most = std::max(most, numel(u));
     buffers_.resize(is_asynchronous(context_.table.device()) ? kBuffers : 1);
     for (auto& buffer : buffers_)
       buffer = host_memory(std::min(most, kPieceNumel), at::kFloat, Category::host_buffers);
@@ -65,13 +60,6 @@ class HostSums final : public GradientSums {
     pieces_.back().copied.wait_on_host();  // the earlier ones have been copied too
     for (auto& piece : pieces_) piece.copied = {};
     while (!pieces_.empty()) land();
-  }
-
-  at::Tensor detach(int64_t unit) override {
-    auto detached = cell(unit);
-    auto& other = other_[static_cast<size_t>(unit)];
-    if (other.defined()) std::swap(cell(unit), other);
-    return detached;
   }
 
  private:
@@ -146,7 +134,6 @@ class HostSums final : public GradientSums {
   }
 
   HandOver* hand_over_;
-  std::vector<at::Tensor> other_;    // if sums are doubled: those that the update reads
   std::vector<at::Tensor> buffers_;  // for pieces that the host adds; they take turns
   size_t turn_ = 0;
   size_t buffers_in_use_ = 0;

@@ -66,12 +66,8 @@ class WholeGradient {
   at::Tensor detach() {
     auto detached = cell();
     if (!other_.defined()) return detached;
-    if (on_host()) {
-      std::swap(cell(), other_);
-    } else {
-      std::swap(whole_, other_);
-      cell() = owned();
-    }
+    std::swap(on_host() ? cell() : whole_, other_);
+    if (!on_host()) cell() = owned();
     return detached;
   }
 
