@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "zero/base/error.h"
 #include "zero/comm/quantise_kernels.h"
 #include "zero/engine/plan.h"
 #include "zero/engine/state_table.h"
@@ -190,6 +191,7 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
 }
 
 partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
+  ensure(tier != Tier::disk, "disk_bytes counts what is on a disk");
   partition::LayoutMemory sum;
   // The host has the elements that a rank updates; replicated gradients add up on the device before
   // that.

@@ -29,7 +29,7 @@ class DeviceSums : public GradientSums {
   }
 
   void prepare(Reduction& reduction) override {
-    reduction.output = reduction.accumulates ? context_.pool.take(numel(reduction.unit), at::kFloat)
+    reduction.output = reduction.accumulates ? take_output(reduction)
                        : in_place(reduction) ? part_of_bucket(reduction)
                                              : make(reduction.unit);
   }

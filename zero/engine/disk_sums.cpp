@@ -18,7 +18,7 @@ class DiskSums final : public GradientSums {
 
   void prepare(Reduction& reduction) override {
     const int64_t unit = reduction.unit;
-    if (reduction.accumulates) reduction.output = context_.pool.take(numel(unit), at::kFloat);
+    if (reduction.accumulates) reduction.output = take_output(reduction);
     reduction.sum = context_.pool.take(numel(unit), dtype(unit));
     if (!reduction.accumulates) reduction.output = reduction.sum;
   }

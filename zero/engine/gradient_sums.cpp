@@ -55,9 +55,16 @@ SumsByTier::SumsByTier(const ReductionContext& context, HandOver* hand_over)
   std::vector<int64_t> on_disk;
   for (int64_t u = 0; u < context.layout.unit_count(); ++u) {
     if (!context.table.trainable(u)) continue;
-    const bool to_disk = context.table.transfer_bytes(u, State::gradients) > 0;
-    const bool to_host = context.table.plan(u).gradients_come_down();
-    (to_disk ? on_disk : to_host ? on_host : on_device).push_back(u);
+    switch (context.table.plan(u).gradients_at) {
+      case Tier::device:
+        on_device.push_back(u);
+        break;
+      case Tier::host:
+        on_host.push_back(u);
+        break;
+      case Tier::disk:
+        on_disk.push_back(u);
+    }
   }
   const auto add = [&](const std::vector<int64_t>& units, const auto& make) {
     if (units.empty()) return;

@@ -83,6 +83,11 @@ class GradientSums {
   at::Tensor& cell(int64_t unit) const { return context_.table.memory(unit, State::gradients); }
   at::ScalarType dtype(int64_t unit) const { return context_.table.plan(unit).gradient_dtype; }
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }
+  /// Takes memory for a reduction's result, in the dtype that the plan gives it.
+  at::Tensor take_output(const Reduction& reduction) const {
+    const auto& form = context_.form(reduction.unit);
+    return context_.pool.take(numel(reduction.unit), form.sum(!reduction.accumulates));
+  }
   /// Makes the memory of sums that exist at all times, of `make(unit, category)`. Doubled sums get
   /// a second memory, of category `second`, and `detach` exchanges the two.
   void make_cells(const std::vector<int64_t>& units, Category category, Category second,

@@ -33,10 +33,7 @@ class HostSums final : public GradientSums {
   // The bucket of a rank that is alone goes down without a conversion, since it has all the bits of
   // the sum.
   void prepare(Reduction& reduction) override {
-    reduction.output =
-        alone() ? reduction.bucket.array
-                : context_.pool.take(numel(reduction.unit),
-                                     reduction.accumulates ? at::kFloat : dtype(reduction.unit));
+    reduction.output = alone() ? reduction.bucket.array : take_output(reduction);
   }
 
   void accumulate(Reduction reduction) override {

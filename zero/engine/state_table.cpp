@@ -101,6 +101,7 @@ StateTable::~StateTable() {
 
 at::Tensor StateTable::zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                              int64_t colour) const {
+  ensure(tier != Tier::disk, "a disk has no arrays in memory");
   return (tier == Tier::host ? pinned_zeros : device_zeros)(numel, dtype, device(), ledger_,
                                                             category, colour);
 }
@@ -223,6 +224,11 @@ void StateTable::before_change(int64_t unit) const {
 
 State StateTable::held_as(int64_t unit, State state) const {
   return state == State::master && !plan(unit).own_master() ? State::parameters : state;
+}
+
+store::MemoryTier& StateTable::memory_tier(Tier tier) const {
+  ensure(tier != Tier::disk, "a cell on a disk has no memory");
+  return tier == Tier::host ? *host_ : *device_;
 }
 
 store::StateTier& StateTable::tier(int64_t unit, State state) const {
@@ -382,12 +388,19 @@ int64_t StateTable::transfer_bytes(int64_t unit, State state) const {
   return place ? disk_->whole_bytes(unit, *place) : 0;
 }
 
+// Returns the number of the array of a cell that is on a disk.
+int64_t StateTable::array_on_disk(int64_t unit, State state) const {
+  const auto place = place_on_disk(unit, state);
+  ensure(place.has_value(), "a cell that is transferred, or has two copies, is on a disk");
+  return *place;
+}
+
 store::Transfer StateTable::start_read(int64_t unit, State state, void* to) {
-  return disk_->start_read(unit, place_on_disk(unit, state).value(), to);
+  return disk_->start_read(unit, array_on_disk(unit, state), to);
 }
 
 store::Transfer StateTable::start_write(int64_t unit, State state, const void* from) {
-  return disk_->start_write(unit, place_on_disk(unit, state).value(), from);
+  return disk_->start_write(unit, array_on_disk(unit, state), from);
 }
 
 void StateTable::wait(store::Transfer& transfer) {
@@ -395,7 +408,7 @@ void StateTable::wait(store::Transfer& transfer) {
 }
 
 void StateTable::exchange_copies(int64_t unit, State state) {
-  disk_->flip(unit, place_on_disk(unit, state).value());
+  disk_->flip(unit, array_on_disk(unit, state));
 }
 
 // Parameters.

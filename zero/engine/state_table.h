@@ -138,7 +138,8 @@ class StateTable {
   /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
   /// the master weights change with them, and new parameters change with the parameters.
   void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
-  /// Returns the memory of a cell: undefined if the cell has none, or none now.
+  /// Returns the memory of a cell that is not on a disk: undefined if nobody has made it, or if it
+  /// has been given back.
   at::Tensor& memory(int64_t unit, State state) const;
 
   // The next functions transfer whole cells that lie on a disk, asynchronously.
@@ -264,10 +265,11 @@ class StateTable {
   Block cells(int64_t unit, const at::Tensor& gradient, const store::DiskTier::Block& part) const;
   at::Tensor zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                    int64_t colour = 0) const;
-  store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
+  store::MemoryTier& memory_tier(Tier tier) const;
   store::StateTier& tier(int64_t unit, State state) const;
   // The number of a cell's array on disk, or none if it is in memory.
   std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
+  int64_t array_on_disk(int64_t unit, State state) const;
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
   int64_t number(int64_t unit, State state) const;

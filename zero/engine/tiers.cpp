@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "zero/base/error.h"
+#include "zero/engine/form.h"
 #include "zero/store/disk_tier.h"
 
 namespace zero {
@@ -77,18 +78,20 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   const auto arrays = most && std::holds_alternative<Muon>(chosen) ? optim::kMostStates
                       : most ? optim::state_names(optim::suited(chosen, 1)).size()
                              : optim::state_names(chosen).size();
-  const bool is_master =
-      config.parameter_dtype() == c10::ScalarType::Float || config.bf16_master_weights_and_grads;
-  const int64_t master_bytes = is_master ? 0 : config.split_master_weights ? 2 : 4;
+  const auto form = form_of(config, {}, config.parameter_dtype(), true, Tier::device);
+  const auto bytes_of = [](at::ScalarType dtype) {
+    return static_cast<int64_t>(c10::elementSize(dtype));
+  };
+  const bool is_master = form.dtype == at::kFloat || form.narrow;
+  const int64_t master_bytes = is_master ? 0 : bytes_of(form.master_dtype());
   // Every format has whole bytes for this many elements.
   const auto moment_bytes =
-      static_cast<int64_t>(arrays) *
-      optim::state_bytes(config.states_of(config.parameter_dtype()), partition::kAlignment);
+      static_cast<int64_t>(arrays) * optim::state_bytes(form.moment_format, partition::kAlignment);
   auto states =
       partition::state_memory(partition::sharding_of_stage(ranks == 1 ? 0 : config.stage),
                               static_cast<double>(parameters), ranks,
                               {.parameter = dtype_bytes,
-                               .gradient = config.accumulates_fp32() ? 4 : dtype_bytes,
+                               .gradient = bytes_of(form.gradient_dtype),
                                .optimizer = master_bytes + moment_bytes / partition::kAlignment,
                                .scales = moment_bytes % partition::kAlignment});
   const double trained =

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "zero/base/error.h"
 #include "zero/base/parallel.h"
 #include "zero/device/memory.h"
 #include "zero/device/stream.h"
@@ -36,6 +37,7 @@ void DeviceCopier::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& fr
 }
 
 void DeviceCopier::count(Tier to_tier, Tier from_tier, int64_t bytes) {
+  ensure(to_tier != Tier::disk && from_tier != Tier::disk, "a disk has transfers, and no copies");
   if (to_tier != from_tier) (to_tier == Tier::device ? up_ : down_) += bytes;
 }
 
