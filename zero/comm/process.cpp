@@ -66,7 +66,8 @@ Process Process::self() {
   return self;
 }
 
-ProcessWatch::ProcessWatch(const Process& process) : process_(process), self_(process.pid == getpid()) {
+ProcessWatch::ProcessWatch(const Process& process)
+    : process_(process), self_(process.pid == getpid()) {
   if (self_) return;
   pidfd_ =
       Descriptor(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(process_.pid), 0)));

@@ -8,6 +8,7 @@
 #include "zero/engine/fits.h"
 #include "zero/engine/on_device.h"
 #include "zero/engine/plan.h"
+#include "zero/engine/tiers.h"
 #include "zero/optim/sweeps.h"
 
 namespace zero {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "zero/engine/bucket_pool.h"
-#include "zero/engine/gradient_reduction.h"
 #include "zero/engine/phased_reduction.h"
+#include "zero/engine/reduction_context.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {

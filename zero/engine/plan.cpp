@@ -79,16 +79,6 @@ partition::Sharding sharded_states(const Config& config, int64_t ranks) {
   return partition::sharding_of_stage(pages ? config.stage : 0);
 }
 
-UpdateTiming UpdateTiming::of(const Config& config, partition::Sharding sharded) {
-  UpdateTiming timing;
-  const int64_t after = config.offload_optimizer.delayed_update_after;
-  if (after > 0) timing.delayed_after = after;
-  timing.in_backward = config.update_in_backward && sharded.gradients;
-  timing.keeps_old_states = timing.in_backward && config.scales_loss();
-  timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
-  return timing;
-}
-
 std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
                                  const Config& config, const PlannedRanks& ranks) {
   FormSettings settings{.ranks = ranks, .sharded = sharded_states(config, ranks.grid.shards)};
@@ -153,20 +143,6 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
     plans.push_back(std::move(plan));
   }
   return plans;
-}
-
-StepSize step_size(const ModelShape& model, int ranks) {
-  StepSize size{.ranks = ranks};
-  for (const auto& parameter : model.parameters) {
-    const auto numel = parameter.numel();
-    size.parameters += numel;
-    size.largest_parameter = std::max(size.largest_parameter, numel);
-    if (const auto factors = factors_of(parameter)) {
-      size.matrix_elements += numel;
-      size.matrix_sides += factors->rows() + factors->columns();
-    }
-  }
-  return size;
 }
 
 }  // namespace zero

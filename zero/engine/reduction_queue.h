@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "zero/comm/group.h"
-#include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
+#include "zero/engine/reduction_context.h"
 
 namespace zero {
 
