@@ -17,6 +17,7 @@
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero {
 namespace {

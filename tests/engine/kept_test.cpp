@@ -20,6 +20,7 @@
 #include "zero/engine/engine.h"
 #include "zero/engine/gathered.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero {
 namespace {

@@ -3,6 +3,7 @@
 
 #include "tests/support/paper_traffic.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero::partition {
 namespace {

@@ -11,7 +11,7 @@
 //   reductions   stages 2 and 3: one for each pass; stages 0 and 1: one
 //   updates      one, in which an optimizer of two sweeps (two_sweeps.h) reads its states twice
 // k is the number of micro-batches, or one where all of them pass one layer before the next.
-// Formulas of single collectives are in partition/formulas.h, beside the papers' own.
+// Formulas of single collectives are in partition/link_bytes.h.
 #pragma once
 
 #include <array>
