@@ -1,4 +1,4 @@
-// Whether a group on several hosts still works.
+// Tells whether a group on several hosts still works.
 #pragma once
 
 #include <exception>

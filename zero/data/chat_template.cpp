@@ -29,7 +29,7 @@ nlohmann::json read_object(const fs::path& path) {
   }
 }
 
-// The template in a tokenizer_config.json: a text, or a list of {name, template}.
+// Returns the template in a tokenizer_config.json: a text, or a list of {name, template}.
 std::optional<std::string> template_in(const nlohmann::json& config, const fs::path& path) {
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) return {};

@@ -152,7 +152,7 @@ std::optional<int> most_tokens(std::string_view message) {
   return error == std::errc() ? std::optional(most) : std::nullopt;
 }
 
-// The tokenizer.json that the option means; empty where it means something else.
+// Returns the tokenizer.json that the option means; empty where it means something else.
 fs::path json_tokenizer(const fs::path& option) {
   std::error_code error;
   if (fs::is_directory(option, error)) {

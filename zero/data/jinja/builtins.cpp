@@ -107,7 +107,7 @@ List pairs_of(const Value& value) {
   return pairs;
 }
 
-// "a.b" of a dict.
+// Returns "a.b" of a dict.
 Value attribute_of(Value value, std::string_view path) {
   while (true) {
     const auto name = path.substr(0, path.find('.'));
@@ -125,7 +125,7 @@ Arguments rest_of(const Arguments& a, size_t from, const Value& subject) {
   return rest;
 }
 
-// select, reject, selectattr, rejectattr.
+// Implements select, reject, selectattr and rejectattr.
 Value chosen(const Arguments& a, bool by_attribute, bool keep) {
   const size_t place = by_attribute ? 2 : 1;
   const auto* test = a.values.size() > place ? a.values[place].string() : nullptr;

@@ -16,10 +16,10 @@ Builtin find_test(std::string_view name);
 /// Calls a method of a string or a dict. Throws Fault for one that is not known.
 Value call_method(const Value& object, std::string_view name, const Arguments& arguments);
 
-/// namespace, range, dict, raise_exception and strftime_now, by name.
+/// Returns namespace, range, dict, raise_exception and strftime_now, by name.
 Dict functions();
 
-/// Python's operators: + - * / // % ** and ~.
+/// Computes Python's operators: + - * / // % ** and ~.
 Value compute(std::string_view sign, const Value& left, const Value& right);
 /// Returns whether `container` has `element`.
 bool contains(const Value& container, const Value& element);
