@@ -1,14 +1,23 @@
 // The second flow: gradients, from autograd's hooks to the sums over ranks that the update reads.
 //
-// A gradient takes this way:
-//   GradientArrivals     moves it from autograd's hook to the array of its unit
-//   GradientReduction    sums the array over the ranks, as soon as it may:
-//     ReplicatedGradients  at stages 0 and 1, once a step
-//     ShardedGradients     at stages 2 and 3, in each backward pass
-//   GradientSums         stores the sum of sharded gradients where the update reads it
-//   UnitNorms            takes the norm of the sums
-// Besides, ReductionOrder keeps the order in which all ranks reduce units, GradientPresence knows
-// which parameters had a gradient on some rank, and ReductionQueue waits for reductions under way.
+// Note [The way of a gradient]
+// A gradient takes these steps. The code has one word for each.
+//   arrive      Autograd's hook hands the gradient over.                      GradientArrivals
+//   collect     It is written or added to its place in the unit's array.      GradientArrivals
+//   close       No more come: the array's other elements become zero.         GradientReduction
+//   convert     The array is copied to the dtype that is reduced.             GradientReduction
+//   reduce      The ranks add their arrays up: a reduce-scatter, or at        ReductionQueue,
+//               stage 0 an all-reduce.                                        PhasedReduction
+//   accumulate  The sum goes to its tier, and is added to that of earlier     GradientSums
+//               passes.
+//   hand over   An update in backward takes the sum of one unit.              BackwardUpdates
+//   detach      An update after the step takes the sums of all units.         UpdateSchedule
+// A gradient is late if it arrives after its unit was reduced in its pass.
+//
+// Gradients are reduced once a step at stages 0 and 1 (ReplicatedGradients), and in each backward
+// pass at stages 2 and 3 (ShardedGradients). Besides, ReductionOrder keeps the order in which all
+// ranks reduce units, GradientPresence knows which parameters had a gradient on some rank, and
+// UnitNorms takes the norm of the sums.
 #pragma once
 
 #include <ATen/core/Tensor.h>
