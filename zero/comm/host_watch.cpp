@@ -21,7 +21,6 @@
 #include <mutex>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -49,6 +49,10 @@ class ChatTemplate {
   jinja::Dict variables_;
 };
 
+/// Returns the object in a JSON file; an empty one if there is no file. Throws DataError for
+/// anything else.
+nlohmann::json read_object(const std::filesystem::path& path);
+
 /// Returns the text of a special token in a tokenizer_config.json or a special_tokens_map.json,
 /// such as "eos_token": a string, or an object with "content". Empty where there is none.
 std::string special_token(const std::filesystem::path& folder, const char* name);

@@ -64,10 +64,6 @@ class TokenLoader {
 
   /// Returns S, the sequences of an epoch, over all ranks.
   int64_t sequences() const { return sequences_; }
-  /// Whole micro-steps that an epoch has, equal on all ranks: S / (N B).
-  int64_t batches_per_epoch() const {
-    return sequences_ / (options_.world_size * options_.micro_batch);
-  }
   /// Returns the epoch of the next sample.
   int64_t epoch() const { return sample_ / sequences_; }
 

@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <chrono>
-#include <string>
 #include <system_error>
 #include <utility>
 

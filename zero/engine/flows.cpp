@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <exception>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>

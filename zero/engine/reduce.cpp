@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"

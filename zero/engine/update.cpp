@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "zero/device/memory.h"
 #include "zero/engine/flat.h"

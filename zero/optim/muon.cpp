@@ -1,7 +1,6 @@
 // Muon (K. Jordan, Y. Jin, V. Boza, J. You, F. Cesista, L. Newhouse, J. Bernstein, 2024,
 // kellerjordan.github.io/posts/muon). It takes two sweeps: Note [Two sweeps] in sweeps.h.
 // newton_schulz.cpp does the work between them.
-#include <cmath>
 
 #include "zero/optim/algorithm.h"
 

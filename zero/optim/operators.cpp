@@ -7,9 +7,7 @@
 #include <fmt/format.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"

@@ -84,7 +84,7 @@ LoraSettings settings_of(const ConfigReader& config) {
     settings.targets.names = config.get<std::vector<std::string>>("target_modules", {});
     std::sort(settings.targets.names.begin(), settings.targets.names.end());
   }
-  settings.validate();
+  config.validate(settings);
   if (settings.rank > 1 << 20)
     throw ConfigError(fmt::format("Its rank of {} is too large.", settings.rank));
   return settings;

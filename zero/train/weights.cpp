@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <string_view>
 #include <system_error>
-#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "zero/models/layers/key_value_cache.h"
 #include "zero/models/layers/layer_norm.h"

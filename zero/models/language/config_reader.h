@@ -65,6 +65,16 @@ class ConfigReader {
                                   object_.at(key).dump(), nlohmann::json(supported).dump()));
   }
 
+  /// Validates what was made of the values; errors name the file.
+  template <typename Config>
+  void validate(const Config& config) const {
+    try {
+      config.validate();
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", source_, error.what()));
+    }
+  }
+
  private:
   template <typename T>
   static std::string_view kind() {

@@ -1,7 +1,5 @@
 #include "zero/models/layers/gelu_kernel.h"
 
-#include <algorithm>
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "zero/models/layers/gelu_kernel.cpp"
 #include <hwy/foreach_target.h>

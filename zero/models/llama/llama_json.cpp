@@ -296,11 +296,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
     if (read.has(key)) ids[key] = read.object().at(key);
   }
   config.token_ids = ids.dump();
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", source, error.what()));
-  }
+  read.validate(config);
   config.windows = windows_of(read, config);
   return config;
 }

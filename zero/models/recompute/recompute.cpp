@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <mutex>
 #include <string>
