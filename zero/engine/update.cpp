@@ -18,13 +18,14 @@ UpdateFlow::UpdateFlow(const EnginePlan& plan, StateTable& table, FactoredStates
       timeline_(plan.group().accounts().timeline),
       hyper_parameters_(hyper_parameters),
       model_(plan.model()),
-      group_of_(model_.group_of()),
+      parameter_group_of_(model_.parameter_group_of()),
       sweeps_(plan, table, factored,
               [this](int64_t parameter) {
-                return optim::suited(in_force_[group_of_[static_cast<size_t>(parameter)]].optimizer,
-                                     model_.parameter(parameter).dim());
+                return optim::suited(
+                    in_force_[parameter_group_of_[static_cast<size_t>(parameter)]].optimizer,
+                    model_.parameter(parameter).dim());
               }),
-      steps_(group_of_.size(), 0) {
+      steps_(parameter_group_of_.size(), 0) {
   // Without a limit nothing is cut off.
   if (const double limit = plan.config().gradient_clipping_value; limit != 0)
     gradient_limit_ = static_cast<float>(limit);
@@ -52,15 +53,15 @@ UpdateFlow::Runs UpdateFlow::runs(int64_t unit, const std::vector<uint8_t>& pres
     size_t next = first + 1;
     if (present[p] != 0) {
       const auto joins = [&](size_t other) {
-        return !two_sweeps(unit) && present[other] != 0 && group_of_[other] == group_of_[p] &&
-               steps_[other] == steps_[p];
+        return !two_sweeps(unit) && present[other] != 0 &&
+               parameter_group_of_[other] == parameter_group_of_[p] && steps_[other] == steps_[p];
       };
       while (next < segments.size() && joins(parameter(next))) ++next;
       const auto mine = intersect({segments[first].offset, segments[next - 1].range().end}, owned);
       if (!mine.empty()) {
         runs.push_back({{mine.begin - owned.begin, mine.end - owned.begin},
                         segments[first].parameter,
-                        group_of_[p],
+                        parameter_group_of_[p],
                         steps_[p]});
       }
     }
@@ -76,9 +77,9 @@ void UpdateFlow::count(int64_t unit, const std::vector<uint8_t>& present) {
   }
 }
 
-Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t group) const {
+Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t parameter_group) const {
   const auto first = layout_.unit(unit).segments.front().parameter;
-  return optim::suited(in_force_[group].optimizer, model_.parameter(first).dim());
+  return optim::suited(in_force_[parameter_group].optimizer, model_.parameter(first).dim());
 }
 
 namespace {
@@ -111,8 +112,8 @@ void UpdateFlow::update_narrow(int64_t unit, const Run& run, partition::Range mi
     const auto state = moment(static_cast<int64_t>(i));
     operands.state[i] = block.at[column(state)] + plan.bytes_of(state, mine.begin - block.begin);
   }
-  optim::update(in_force_[run.group].optimizer, run.step, in_force_[run.group].lr, gradient_scale,
-                operands);
+  const auto& in_force = in_force_[run.parameter_group];
+  optim::update(in_force.optimizer, run.step, in_force.lr, gradient_scale, operands);
 }
 
 c10::Device UpdateFlow::updated_on(int64_t unit) const {
@@ -144,15 +145,15 @@ void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradien
         continue;
       }
       auto operands = operands_of(unit, block, mine, dtype);
-      const double rate = in_force_[run.group].lr;
+      const auto& in_force = in_force_[run.parameter_group];
       if (!second) {
-        optim::update(in_force_[run.group].optimizer, run.step, rate, gradient_scale, operands);
+        optim::update(in_force.optimizer, run.step, in_force.lr, gradient_scale, operands);
         continue;
       }
       operands.gradient = sweeps_.direction(unit, mine.begin);
       operands.gradient_dtype = at::kFloat;
       operands.gradient_limit = std::numeric_limits<float>::infinity();
-      optim::second_sweep(optimizer_of(unit, run.group), run.step, rate,
+      optim::second_sweep(optimizer_of(unit, run.parameter_group), run.step, in_force.lr,
                           sweeps_.ratio(run.parameter), operands);
     }
   });
@@ -167,7 +168,7 @@ void UpdateFlow::first_sweep(int64_t unit, const at::Tensor& gradient, double gr
   for (const auto& segment : layout_.unit(unit).segments) {
     const auto p = static_cast<size_t>(segment.parameter);
     if (present[p] != 0)
-      sweeps_.begin(segment.parameter, in_force_[group_of_[p]].optimizer, steps_[p]);
+      sweeps_.begin(segment.parameter, in_force_[parameter_group_of_[p]].optimizer, steps_[p]);
   }
   const auto runs = this->runs(unit, present);
   if (runs.empty()) return;
@@ -178,7 +179,7 @@ void UpdateFlow::first_sweep(int64_t unit, const at::Tensor& gradient, double gr
       const auto mine = intersect(run.owned, {block.begin, block.end});
       if (mine.empty()) continue;
       auto found = sweeps_.findings(unit, mine.begin);
-      optim::first_sweep(optimizer_of(unit, run.group), run.step, gradient_scale,
+      optim::first_sweep(optimizer_of(unit, run.parameter_group), run.step, gradient_scale,
                          operands_of(unit, block, mine, dtype), found);
       sweeps_.add(run.parameter, found);
     }

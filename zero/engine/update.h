@@ -54,7 +54,7 @@ class UpdateFlow {
   struct Run {
     partition::Range owned;  // counted from the first owned element
     int64_t parameter = 0;   // the first
-    size_t group = 0;
+    size_t parameter_group = 0;
     int64_t step = 0;
   };
   using Runs = c10::SmallVector<Run, 8>;
@@ -62,7 +62,7 @@ class UpdateFlow {
   Timeline::Scope shown(int64_t unit) const;
   void count(int64_t unit, const std::vector<uint8_t>& present);
   // The optimizer of a group, as it suits the parameters of a unit.
-  Optimizer optimizer_of(int64_t unit, size_t group) const;
+  Optimizer optimizer_of(int64_t unit, size_t parameter_group) const;
   c10::Device updated_on(int64_t unit) const;
   at::ScalarType gradient_dtype(int64_t unit, const at::Tensor& gradient) const;
   optim::Operands operands_of(int64_t unit, const StateTable::Block& block,
@@ -77,10 +77,10 @@ class UpdateFlow {
   std::shared_ptr<Timeline> timeline_;
   const HyperParameters& hyper_parameters_;
   const Model& model_;
-  const std::vector<size_t>& group_of_;
+  const std::vector<size_t>& parameter_group_of_;
   TwoSweeps sweeps_;
   float gradient_limit_ = std::numeric_limits<float>::infinity();  // the limit of mean gradients
-  std::vector<OptimizerGroup> in_force_;                           // for the updates under way
+  std::vector<OptimizerInForce> in_force_;                         // for the updates under way
   std::vector<int64_t> steps_;
   std::vector<int64_t> steps_before_;  // `steps_` at `begin`
 };
