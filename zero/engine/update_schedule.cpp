@@ -135,7 +135,7 @@ void UpdateSchedule::take_back_updates() {
   update_.take_back();
 }
 
-// Returns whether no update of the unit is left that changes the current parameters.
+// Returns whether no update of the unit is pending that changes the current parameters.
 bool UpdateSchedule::reads_old(int64_t unit) const {
   return delayed_ || pending_[static_cast<size_t>(unit)] == 0;
 }

@@ -89,21 +89,21 @@ class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
   void take_back_updates();
   void complete(int64_t unit) override;
   bool try_complete(int64_t unit) override;
-  /// Completes the updates that `start` has left under way, and puts their parameters into force on
-  /// this rank. Nobody may read them meanwhile.
+  /// Completes the pending updates, which `start` has left under way, and puts their parameters
+  /// into force on this rank. Nobody may read them meanwhile.
   void finish();
-  /// Returns whether delayed updates are left, so that the current parameters are those before
+  /// Returns whether delayed updates are pending, so that the current parameters are those before
   /// them.
   bool delayed() const { return delayed_ && pending(); }
-  /// Returns whether updates are left that `finish` may complete at any time.
+  /// Returns whether updates are pending, which `finish` may complete at any time.
   bool pending() const;
 
-  /// Returns by unit whether its update is left.
+  /// Returns by unit whether its update is pending.
   const std::vector<uint8_t>& pending_units() const { return pending_; }
 
   /// Blocks until no update runs. Throws the error of an update.
   void wait();
-  /// Drops the updates that are left, none of which runs: all states are about to be replaced.
+  /// Drops the pending updates, none of which runs: all states are about to be replaced.
   void discard();
 
  private:
@@ -125,7 +125,7 @@ class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
   std::vector<uint8_t> present_;      // the gradients of the update under way
   std::vector<uint8_t> all_present_;  // the gradients of an update in backward: a whole unit's
   std::vector<uint8_t> pending_;      // by unit: `step` has left its update under way
-  bool delayed_ = false;              // the update that is left is a delayed one
+  bool delayed_ = false;              // the pending update is a delayed one
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
   // Null if every update runs in `start`. The last member: it ends first.

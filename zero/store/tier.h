@@ -1,4 +1,4 @@
-// The tiers of memory that states lie in, and the link between a device and its host.
+// The tiers of memory that states lie in, and the copies between a device and its host.
 //
 // Note [Tiers]
 // Each state of a unit (parameters, gradients, optimizer) has a tier. A state on the device is used
