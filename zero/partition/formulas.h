@@ -61,6 +61,11 @@ struct LayoutMemory {
 /// that the unit does not have.
 LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, StateBytes bytes);
 
+/// Table 2: returns the largest model, in parameters, whose states fit into `device_bytes` on each
+/// of `world_size` data-parallel ranks, times `model_parallel` (section 10.1 multiplies).
+double largest_model(Sharding sharding, double device_bytes, double world_size,
+                     double model_parallel = 1);
+
 /// Returns the bytes that one rank sends when a full buffer of `bytes` is gathered or
 /// reduce-scattered over N ranks: (N-1)/N of it.
 int64_t share_sent(int64_t bytes, int64_t world_size);
