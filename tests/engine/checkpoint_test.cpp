@@ -1,9 +1,13 @@
 // Checkpoints go from anywhere to anywhere: other numbers of ranks, stages, units, tiers, replicas
 // and dtypes; and one that is not as it was written is never loaded.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -17,6 +21,7 @@
 #include "tests/support/message_of.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_folder.h"
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/manifest.h"
 
@@ -296,6 +301,37 @@ TEST(Checkpoint, GivesEachRankItsBuffersAndWhatItHasAttached) {
   attach(path, "more", "later");
   EXPECT_EQ(read_manifest(path).files[0].attached.at("more"), "later");
   verify(path, read_manifest(path));
+}
+
+// Returns how many pages of a file are in the page cache, after it has dropped them if `drop`.
+int64_t cached_pages(const fs::path& path, bool drop) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (drop) (void)::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+  const auto size = fs::file_size(path);
+  std::vector<unsigned char> pages(size / static_cast<size_t>(::getpagesize()) + 1);
+  void* mapping = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
+  EXPECT_EQ(::mincore(mapping, size, pages.data()), 0);
+  ::munmap(mapping, size);
+  return std::count_if(pages.begin(), pages.end(), [](auto page) { return (page & 1) != 0; });
+}
+
+TEST(Checkpoint, IsReadAhead) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  run_at(on(2, config(2, true)),
+         [&](Engine& engine, Net& /*net*/) { engine.save(path.string(), {}); });
+  const auto manifest = read_manifest(path);
+  const auto cached = [&](bool drop) {
+    int64_t pages = 0;
+    for (const auto& file : manifest.files) pages += cached_pages(path / file.name, drop);
+    return pages;
+  };
+  cached(true);
+  for (const int part : {0, 1}) read_ahead(path, manifest, part, 2);
+  for (int i = 0; i < 1000 && cached(false) == 0; ++i) ::usleep(10'000);
+  EXPECT_GT(cached(false), 0);
+  fs::remove(path / manifest.files.back().name);
+  EXPECT_THROW(read_ahead(path, manifest, 1, 2), DamagedCheckpoint);
 }
 
 // --- Saves in the background

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/memory_limit.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/config/fields.h"
@@ -323,6 +324,20 @@ Source find_checkpoint(const Options& options, const std::vector<int64_t>& damag
   }
   throw DamagedCheckpoint(
       fmt::format("No checkpoint in {} can be loaded. {}", options.out, fmt::join(faults, " ")));
+}
+
+std::jthread read_ahead(const Source& source, int rank, int ranks) {
+  return std::jthread([path = source.path, rank, ranks] {
+    try {
+      if (!has_manifest(path)) return;
+      const auto manifest = read_manifest(path);
+      uint64_t bytes = 0;
+      for (const auto& file : manifest.files) bytes += file.sums.bytes;
+      if (static_cast<double>(bytes) < static_cast<double>(available_memory().available) / 2)
+        zero::read_ahead(path, manifest, rank, ranks);
+    } catch (const Error&) {  // whoever loads it is told
+    }
+  });
 }
 
 ResumePoint resume_point(const Source& source, const RunSettings& run) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "zero/comm/job.h"
@@ -100,6 +101,11 @@ std::filesystem::path checkpoint_of(const Options& options, int64_t step);
 /// in `damaged`. Throws ConfigError if there is none, DamagedCheckpoint if all are damaged or the
 /// one that was asked for is, and CheckpointError if no run wrote it.
 Source find_checkpoint(const Options& options, const std::vector<int64_t>& damaged = {});
+
+/// Starts a thread that brings a rank's part of the checkpoint's files into the page cache, while
+/// the process makes its group and its model. It does nothing if they take more than half of the
+/// memory that is available.
+std::jthread read_ahead(const Source& source, int rank, int ranks);
 
 /// Returns a checkpoint's position in a run with these settings. Throws ConfigError, naming the
 /// setting, both values and the remedy, if this run cannot go on from there: another size of tiles,
