@@ -43,11 +43,12 @@ namespace zero {
 /// as long as this, since updates may call `before_change` until then.
 class SaveSnapshot final : public TableObserver {
  public:
-  /// Copies the parameters, the buffers and the factored states. Copies of other states take
+  /// Copies the parameters, the buffers and the factored states into `memory`, which it replaces if
+  /// it is too small. Nobody else may use it while this lives. Copies of other states take
   /// `staging_bytes` at most at a time. Without `staging_bytes` nothing is copied: nothing may
   /// change until all is written.
   SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
-               std::optional<int64_t> staging_bytes);
+               std::optional<int64_t> staging_bytes, at::Tensor& memory);
 
   /// Writes all values to the file, in the order of its pieces, completes it, and returns its entry
   /// in the manifest. Called once, by one thread. Throws CheckpointError.
@@ -65,7 +66,9 @@ class SaveSnapshot final : public TableObserver {
     std::shared_ptr<int64_t> block{};  // staged bytes of the memory that the copy is a part of
   };
 
-  void copy_aside(const std::vector<size_t>& pieces, bool staged);
+  void copy_aside(const std::vector<size_t>& pieces, const at::Tensor& memory,
+                  const std::shared_ptr<int64_t>& block);
+  at::Tensor memory_of(int64_t bytes) const;
   bool try_copy_aside(const std::vector<size_t>& pieces);
   at::Tensor take(size_t piece);
   void release(size_t piece);

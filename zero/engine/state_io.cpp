@@ -130,7 +130,8 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
     as_checkpoint_error([&] {
       snapshot = std::make_shared<SaveSnapshot>(
           std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns),
-          group.ledger(), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>());
+          group.ledger(), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
+          impl.save_memory);
     });
   });
   // The thread reads on another stream than the one that has written.
