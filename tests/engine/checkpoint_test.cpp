@@ -24,6 +24,7 @@
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/manifest.h"
+#include "zero/engine/gathered.h"
 
 namespace zero {
 namespace {
@@ -392,6 +393,50 @@ TEST(Checkpoint, ABackgroundSaveHasTheStatesOfItsMoment) {
       expect_same(load(on(3, config(2, places[i].bf16)), path), saved);
     }
   }
+}
+
+TEST(Checkpoint, WritesBesideABackgroundSaveAreNotInIt) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  for (const auto& place : {config(2, true), config(3, false), on_disk(config(3, true), folder),
+                            all_on_disk(config(3, true), folder)}) {
+    for (const int64_t staging : {int64_t{0}, int64_t{1} << 20}) {
+      States saved;
+      run_at(on(2, place), [&](Engine& engine, Net& net) {
+        train(engine, net, 3);
+        auto mine = states_of(engine);
+        if (engine.group().rank() == 0) saved = std::move(mine);
+        engine.save(path, {}, {.background = true, .staging_bytes = staging});
+        for (const auto& name : engine.parameter_names()) {
+          engine.set_parameter(name, torch::ones_like(engine.parameter(name)));
+          engine.set_optimizer_state(name, "exp_avg", torch::ones_like(engine.parameter(name)));
+        }
+        {
+          const Gathered gathered(engine, {}, Gathered::Access::write);
+          const c10::NoGradGuard no_grad;
+          for (auto& parameter : net.parameters()) parameter.fill_(2);
+        }
+        engine.complete_save();
+      });
+      expect_same(load(on(1, config(1, place.bf16)), path), saved);
+    }
+  }
+}
+
+// Parameters on a disk are written from there.
+TEST(Checkpoint, ABackgroundSaveOfStatesOnADiskHoldsTheStaging) {
+  const TemporaryFolder folder;
+  run_at(on(2, all_on_disk(config(3, true), folder)), [&](Engine& engine, Net& net) {
+    train(engine, net, 1);
+    auto& ledger = *engine.group().ledger();
+    const auto before = ledger.usage(Category::host_buffers).current;
+    ledger.reset_peaks();
+    engine.save(folder.path() / "run", {}, {.background = true, .staging_bytes = 0});
+    train(engine, net, 1, 1);
+    engine.complete_save();
+    // The net's buffers are copied.
+    EXPECT_LE(ledger.usage(Category::host_buffers).peak - before, 4096);
+  });
 }
 
 TEST(Checkpoint, ABackgroundSaveHoldsNoMoreThanTheParametersAndTheStaging) {

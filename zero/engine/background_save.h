@@ -2,13 +2,13 @@
 //
 // Note [Saving beside training]
 // A save holds the training thread only while it copies the parameters and buffers, which programs
-// may write at any time. Master weights and optimizer states change in one place, the table, and a
-// thread writes them from where they lie. Before the table changes a unit whose slices are not in
-// the file yet, it calls `SaveSnapshot::before_change`. This copies those slices aside while the
-// staging memory has room for them, and otherwise waits until they are in the file. So the file has
-// the states of the moment of the save, bit for bit; a save needs the staging memory and no second
-// set of states; and the next update waits for the disk only where the disk is slower than the
-// passes before it.
+// may write at any time. Master weights, optimizer states, and parameters on a disk change in one
+// place, the table, and a thread writes them from where they lie. Before the table changes a unit
+// whose slices are not in the file yet, it calls `SaveSnapshot::before_change`. This copies those
+// slices aside while the staging memory has room for them, and otherwise waits until they are in
+// the file. So the file has the states of the moment of the save, bit for bit; a save needs the
+// staging memory and no second set of states; and the next update waits for the disk only where the
+// disk is slower than the passes before it.
 //
 // The ranks do not communicate meanwhile. Each leaves its entry of the manifest beside its file.
 // Rank 0's thread waits for the entries of all ranks, writes the manifest, and gives the folder its

@@ -418,6 +418,7 @@ void StateTable::write_parameter(int64_t parameter, const at::Tensor& values,
   const int64_t u = layout_.unit_of(parameter);
   const auto mine = owned_part(parameter);
   if (mine.empty()) return;
+  before_change(u);
   const auto part =
       values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size());
   auto& at = tier(u, State::parameters);
