@@ -200,4 +200,19 @@ std::string read_file(const std::filesystem::path& path, Fail fail) {
   return bytes;
 }
 
+void write_file(const std::filesystem::path& path, std::string_view bytes, Fail fail) {
+  OutputFile file(path, fail);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
+
+void copy_files(const std::filesystem::path& from, const std::filesystem::path& to,
+                std::span<const std::string_view> names, Fail fail) {
+  for (const auto name : names) {
+    std::error_code error;
+    if (std::filesystem::exists(from / name, error))
+      write_file(to / name, read_file(from / name, fail), fail);
+  }
+}
+
 }  // namespace zero

@@ -242,9 +242,7 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
   }
   text.pop_back();  // the closing brace
   text += fmt::format("{}{}{}", kChecksum, to_hex(hash_of_text(text)), kEnd);
-  OutputFile file(path, &fail<CheckpointError>);
-  file.write(text.data(), text.size());
-  file.commit();
+  write_file(path, text, fail<CheckpointError>);
 }
 
 Manifest read_manifest(const fs::path& folder) {

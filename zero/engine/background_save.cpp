@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <chrono>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -199,10 +198,7 @@ void BackgroundSave::run(Attached attached) {
   if (folder_) {
     folder_->manifest.files.push_back(std::move(entry));
   } else {
-    const auto text = to_text(entry);
-    OutputFile out(entry_path(partial_ / entry.name), &fail<CheckpointError>);
-    out.write(text.data(), text.size());
-    out.commit();
+    write_file(entry_path(partial_ / entry.name), to_text(entry), fail<CheckpointError>);
   }
   {
     const std::lock_guard lock(mutex_);

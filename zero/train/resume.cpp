@@ -171,9 +171,7 @@ void write_record(const RunFolder& folder, const RunSettings& run, const Progres
   const auto path = folder.checkpoint(progress.step);
   const auto text = record_of(run, progress);
   if (has_manifest(path)) return attach(path, kRecord, text);
-  OutputFile earlier(path / RunFolder::kEarlierMarker, fail<CheckpointError>);
-  earlier.write(text.data(), text.size());
-  earlier.commit();
+  write_file(path / RunFolder::kEarlierMarker, text, fail<CheckpointError>);
 }
 
 namespace {
