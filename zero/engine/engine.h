@@ -197,24 +197,25 @@ class Engine {
   /// Sets the largest norm of the mean gradient, from the next step on; 0 clips nothing. Must be
   /// the same on every rank. Throws ConfigError if it is negative.
   void set_gradient_clipping(double norm);
-  /// Sets the learning rate of group `index` from the next update on. The parameters of a Muon
-  /// group that AdamW trains are a group of their own behind the given groups. Its learning rate
-  /// follows, at the same ratio, and may be set afterwards.
+  /// Sets the learning rate of parameter group `index` from the next update on. The parameters of a
+  /// Muon group that AdamW trains are a group of their own behind the given groups. Its learning
+  /// rate follows, at the same ratio, and may be set afterwards.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
-  /// Returns the hyper-parameters of group `index`, with the learning rate in force.
+  /// Returns the hyper-parameters of parameter group `index`, with the learning rate in force.
   Optimizer optimizer(size_t index = 0) const;
-  /// Sets the hyper-parameters of group `index` from the next update on, its learning rate among
-  /// them: for schedules of betas, momentum or weight decay. Must be the same on every rank. Throws
-  /// ConfigError for a value that cannot be used, for another optimizer than the group has, and for
-  /// one with other states (SGD without momentum for SGD with it); the group then stays as it was.
-  /// The parameters of a Muon group that AdamW trains follow.
+  /// Sets the hyper-parameters of parameter group `index` from the next update on, its learning
+  /// rate among them: for schedules of betas, momentum or weight decay. Must be the same on every
+  /// rank. Throws ConfigError for a value that cannot be used, for another optimizer than the group
+  /// has, and for one with other states (SGD without momentum for SGD with it); the group then
+  /// stays as it was. The parameters of a Muon group that AdamW trains follow.
   void set_optimizer(const Optimizer& optimizer, size_t index = 0);
   /// Does the same as `set_optimizer` with other betas. Throws ConfigError if the group's optimizer
   /// has none.
   void set_betas(double beta1, double beta2, size_t index = 0);
+  /// Returns the number of parameter groups.
   size_t group_count() const;
-  /// Returns the L2 norm of the mean gradient of each group's parameters, before clipping; NaN if a
+  /// Returns the L2 norm of the mean gradient of each parameter group, before clipping; NaN if a
   /// gradient is not finite. It takes a pass over the gradients. Call it between a step's last
   /// backward and `step`: elsewhere it throws Error, and with update_in_backward ConfigError. The
   /// result is the same on every rank, and equal bit for bit wherever the gradients are.
@@ -316,6 +317,7 @@ class Engine {
   std::vector<Divergence> diverged_parameters();
 
   const Config& config() const;
+  /// Returns the ranks that train together.
   comm::Group& group();
   /// Returns the number of updates applied so far.
   int64_t steps() const;
