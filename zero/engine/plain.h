@@ -23,8 +23,8 @@
 //                                  gradients, parameters     reduce-scatter after it, 2 k Psi
 //
 // The table shows what a rank keeps between passes. In a pass autograd makes every `.grad` whole on
-// each rank at any stage, since this class reduces gradients when the pass has ended. Engine
-// reduces a unit while backward computes the others, so it never holds all of them.
+// each rank at any stage, since this class reduces gradients when the pass has ended. At stages 2
+// and 3 Engine reduces a unit while backward computes the others, so it never holds all of them.
 //
 // Section 5 of the paper has the memory of each stage, and section 7 its traffic. The paper counts
 // 3 k Psi for stage 3, since it gathers a unit for forward, drops it, and gathers it again for
