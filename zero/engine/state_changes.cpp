@@ -39,7 +39,7 @@ std::vector<uint8_t> StateChanges::changed_units(std::string_view label,
   return comm::flags_of_any_rank(plan_.group(), std::move(changed), label);
 }
 
-void StateChanges::show(const std::vector<uint8_t>& units) const {
+void StateChanges::publish(const std::vector<uint8_t>& units) const {
   auto& gather = flows_.gather();
   for (size_t u = 0; u < units.size(); ++u) {
     if (units[u] != 0) gather.publish(static_cast<int64_t>(u));
@@ -53,7 +53,7 @@ void StateChanges::change_parameters(std::string_view label, const std::function
   const c10::NoGradGuard no_grad;
   check_between_steps(label);
   std::optional<paging::Pager::Change> change;
-  if (auto* pages = flows_.gather().pager()) change.emplace(*pages);
+  if (auto* pager = flows_.gather().pager()) change.emplace(*pager);
   // Every rank has ended its gathers when this returns.
   const auto mine = flows_.writes().written_units();
   const bool wrote = std::ranges::any_of(mine, [](uint8_t unit) { return unit != 0; });
@@ -64,12 +64,12 @@ void StateChanges::change_parameters(std::string_view label, const std::function
   flows_.writes().commit();
   flows_.writes().invalidate();
   write();
-  show(changed);
+  publish(changed);
 }
 
 void StateChanges::replace_states(std::string_view label, const std::function<void()>& write) {
   std::optional<paging::Pager::Change> change;
-  if (auto* pages = flows_.gather().pager()) change.emplace(*pages);
+  if (auto* pager = flows_.gather().pager()) change.emplace(*pager);
   plan_.group().barrier(label);  // every rank has ended its gathers
   flows_.writes().commit();
   flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed
@@ -77,7 +77,7 @@ void StateChanges::replace_states(std::string_view label, const std::function<vo
   drop_gradients();
   flows_.reduce().forget_residuals();  // they are not saved with the states
   write();
-  show(std::vector<uint8_t>(plan_.units().size(), 1));  // frozen ones, too
+  publish(std::vector<uint8_t>(plan_.units().size(), 1));  // frozen ones, too
 }
 
 void StateChanges::drop_gradients() {

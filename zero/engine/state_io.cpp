@@ -2,7 +2,7 @@
 //
 // A checkpoint is one file for each rank, with the elements that the rank owns, by parameter, and a
 // manifest (Note [Checkpoints] in checkpoint/manifest.h). At stage 0 rank 0's file has all of them,
-// and with replicas those of the first block. The files are in a WholeFolder: they replace an
+// and with replicas those of the first shard group. The files are in a WholeFolder: they replace an
 // earlier save only once all are complete and on the disk.
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>

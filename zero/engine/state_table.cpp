@@ -154,9 +154,9 @@ void StateTable::make_optimizer(int64_t unit) {
       made.place == NewParameters::Place::apart) {
     made.memory = zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
   }
-  if (plan.states_at == Tier::disk) return;
+  if (plan.optimizer_at == Tier::disk) return;
   const auto category =
-      plan.states_at == Tier::host ? Category::host_optimizer : Category::optimizer;
+      plan.optimizer_at == Tier::host ? Category::host_optimizer : Category::optimizer;
   // Parameters and gradients have colour 0.
   const auto last = static_cast<int64_t>(plan.moments.size()) + 1;
   for (const auto state : plan.optimizer_columns()) {
@@ -164,8 +164,8 @@ void StateTable::make_optimizer(int64_t unit) {
         state == State::master
             ? last
             : static_cast<int64_t>(column(state) - column(State::first_moment)) + 1;
-    memory(unit, state) =
-        zeros(plan.states_at, plan.entries(state, numel), plan.dtype_of(state), category, colour);
+    memory(unit, state) = zeros(plan.optimizer_at, plan.entries(state, numel), plan.dtype_of(state),
+                                category, colour);
   }
 }
 
@@ -506,7 +506,7 @@ void StateTable::use_new_parameters(int64_t unit) {
   if (!updated || !keeps_old_parameters_) return;
   before_change(unit);
   const auto& plan = this->plan(unit);
-  if (keeps_old_states_ && plan.states_at == Tier::disk) {
+  if (keeps_old_states_ && plan.optimizer_at == Tier::disk) {
     disk_->wait_written(unit);
     for (const auto state : plan.optimizer_columns()) exchange_copies(unit, state);
   }
@@ -561,7 +561,7 @@ StateTable::Block StateTable::cells(int64_t unit, const at::Tensor& gradient,
   const auto on_disk = plan.columns_on_disk();
   for (size_t i = 0; i < part.arrays.size(); ++i) block.at[column(on_disk[i])] = part.arrays[i];
   if (gradient.defined()) block.at[column(State::gradients)] = at_byte(gradient, block.begin);
-  if (plan.states_at == Tier::disk) return block;
+  if (plan.optimizer_at == Tier::disk) return block;
   for (const auto state : plan.optimizer_columns())
     block.at[column(state)] =
         static_cast<std::byte*>(memory(unit, state).data_ptr()) + plan.bytes_of(state, block.begin);

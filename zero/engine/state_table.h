@@ -298,7 +298,7 @@ class StateTable {
   std::vector<int64_t> window_offset_;
   std::vector<NewParameters> new_parameters_;  // by unit
   std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
-  StreamMark parameter_copies_;   // from where updates make new parameters
+  StreamMark parameter_copies_;   // the last copy of new parameters between host and device
   // Blocks of parameters on their way, which take turns; none if no update needs them.
   struct Staging {
     at::Tensor memory;

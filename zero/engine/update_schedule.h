@@ -1,4 +1,4 @@
-// The one place that decides when updates run.
+// Runs updates at the time that UpdateTiming chose.
 //
 // Note [When updates run]
 // now              in `step`, unit by unit
@@ -57,22 +57,22 @@
 #include <vector>
 
 #include "zero/engine/parameter_writes.h"
+#include "zero/engine/pending_updates.h"
 #include "zero/engine/reduce.h"
-#include "zero/engine/slice_source.h"
 #include "zero/engine/step_progress.h"
 #include "zero/engine/update.h"
 #include "zero/engine/update_queue.h"
 
 namespace zero {
 
-class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
+class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
  public:
   /// The arguments outlive this.
   UpdateSchedule(const EnginePlan& plan, const StepProgress& progress, StateTable& table,
                  UpdateFlow& update, ReduceFlow& reduce, ParameterWrites& writes);
 
-  /// Returns whether some updates run beside other work. Then the code that starts the updates
-  /// publishes the units.
+  /// Returns whether a thread runs the updates. Then Engine::step publishes all units; otherwise
+  /// `start` publishes each.
   bool beside() const { return queue_ != nullptr; }
 
   /// A backward pass begins: completes updates that must not run beside it. With `layer_major` its
@@ -87,7 +87,7 @@ class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
   void start(double scale, int64_t steps);
   /// Takes back the updates that backward has made in this step, because of an overflow.
   void take_back_updates();
-  void complete(int64_t unit) override;
+  void complete_before_read(int64_t unit) override;
   bool try_complete(int64_t unit) override;
   /// Completes the pending updates, which `start` has left under way, and puts their parameters
   /// into force on this rank. Nobody may read them meanwhile.
@@ -109,8 +109,9 @@ class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
  private:
   void update_now(double scale);
   void sweep_first(size_t batch, double scale);
-  void finish(int64_t unit);
-  bool reads_old(int64_t unit) const;
+  // Completes the pending update of one unit, a delayed one too.
+  void finish_unit(int64_t unit);
+  bool may_read_now(int64_t unit) const;
   // Runs `wait`, and counts its time as waiting for an update, and for the disk if there is one.
   template <class Wait>
   void counted(const Wait& wait);
