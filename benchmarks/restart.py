@@ -6,7 +6,8 @@
 Trains with a save every 8 steps, kills the rank of the second host in a step without a save under way, and prints: the median step, the
 step behind each save, how long each save held the run, its bytes a second, and the time from the kill to the end of the next step. The
 checkpoint is dropped from the page cache before the kill with --cold. With --in-memory the saves are copies in the hosts' memory
-(zero train --memory-copies), and nothing is on disk. Only the standard library is used."""
+(zero train --memory-copies), and nothing is on disk. With --fio, fio then writes as many bytes alone, to
+compare."""
 import argparse
 import json
 import os
@@ -18,6 +19,8 @@ import statistics
 import subprocess
 import tempfile
 import time
+
+import fio
 
 SAVE_EVERY = 8
 
@@ -58,7 +61,10 @@ def main():
     parser.add_argument("--folder", help="where the run lies; else a temporary folder")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--in-memory", action="store_true")
+    parser.add_argument("--fio", action="store_true")
     options, more = parser.parse_known_args()
+    if options.fio:
+        fio.require()
     folder = pathlib.Path(tempfile.mkdtemp(dir=options.folder))
     run, log = folder / "run", folder / "run/log.jsonl"
     with socket.socket() as free:
@@ -95,6 +101,11 @@ def main():
             print(f"save of step {save['step']}: held {save['held_ms']:.0f} ms ({save['held_ms'] / plain:.1%} of a step), "
                   f"{save['bytes'] / 1e9:.2f} GB in {save['seconds']:.2f} s, the next two steps {behind[0]:+.0f} and {behind[1]:+.0f} ms")
         print(f"from the kill to the end of the next step: {restart:.2f} s")
+        if options.fio:
+            size = saved(log)[0]["bytes"]
+            ours = statistics.median(save["bytes"] / save["seconds"] for save in saved(log)[:-1]) / 1e9
+            alone = fio.gb_per_s(str(folder / "fio"), "write", size=size >> 22 << 22, block=4 << 20, depth=4)
+            print(f"a save writes {ours:.2f} GB/s beside training, fio alone {alone:.2f} GB/s: {ours / alone:.2f}")
     finally:
         for launcher in launchers:
             launcher.kill()

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
-#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <string>

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "apps/zero/command_line.h"
 #include "apps/zero/ranks.h"
@@ -124,10 +125,12 @@ int train(const Arguments& arguments) {
   const auto resume = train::with_auto_resume(asked.program, jobs);
   asked.program = resume;
   if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
-  const auto saved = asked.program.resume
-                         ? train::saved_settings(train::find_checkpoint(asked.program))
-                         : std::nullopt;
+  std::optional<train::Source> source;
+  if (asked.program.resume) source = train::find_checkpoint(asked.program);
+  const auto saved = source ? train::saved_settings(*source) : std::nullopt;
   const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
+  std::jthread reading;
+  if (source && ranks.launched()) reading = train::read_ahead(*source, ranks.rank(), ranks.size());
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
   const auto tell = [&](std::string_view warning) {

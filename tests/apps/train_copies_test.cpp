@@ -28,8 +28,9 @@ class TrainCopies : public ::testing::Test {
   /// The options of a run that keeps a copy every three steps, and no checkpoint.
   std::vector<std::string> words(const std::string& run,
                                  const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all{"--steps",   "60",  "--stage",         "2", "--dtype", "bf16",
-                                 "--dropout", "0.1", "--memory-copies", "3", "--out",   folder_.out(run)};
+    std::vector<std::string> all{"--steps",         "60",   "--stage",   "2",
+                                 "--dtype",         "bf16", "--dropout", "0.1",
+                                 "--memory-copies", "3",    "--out",     folder_.out(run)};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -45,7 +46,8 @@ class TrainCopies : public ::testing::Test {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (std::chrono::steady_clock::now() < deadline) {
       for (const auto& line : folder_.log(run)) {
-        if (line.value("event", "") == "memory_copy" && line["step"] >= step && !line.contains("failure"))
+        if (line.value("event", "") == "memory_copy" && line["step"] >= step &&
+            !line.contains("failure"))
           return line["path"].get<std::string>();
       }
       usleep(5000);
@@ -140,7 +142,8 @@ TEST_F(TrainCopies, ADamagedCopyIsNamedAndTheCheckpointTaken) {
 }
 
 TEST_F(TrainCopies, TheNewerCheckpointWins) {
-  Program job(folder_.elastic("1", {}, words("run", {"--save-every", "5", "--memory-copies", "25"})));
+  Program job(
+      folder_.elastic("1", {}, words("run", {"--save-every", "5", "--memory-copies", "25"})));
   ASSERT_TRUE(folder_.wait_for_step(32));
   kill(children_of(job.pid()).at(0), SIGKILL);
   const auto outcome = job.wait();
@@ -167,7 +170,8 @@ TEST_F(TrainCopies, NeedsALauncherThatOutlivesTheRanks) {
   const auto outcome = folder_.train(words("run"));
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.err, HasSubstr("Start the run by zero launch --max-restarts"));
-  const auto refused = test::run(folder_.elastic("1", {"--memory-folder", "/no/such"}, words("run")));
+  const auto refused =
+      test::run(folder_.elastic("1", {"--memory-folder", "/no/such"}, words("run")));
   EXPECT_EQ(refused.status, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("/no/such"), HasSubstr("--memory-folder")));
 }

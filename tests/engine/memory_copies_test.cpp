@@ -37,8 +37,8 @@ struct Rank {
 class Hosts {
  public:
   /// Runs ranks whose hosts have the folders `names`, in order.
-  void run(World world, const std::string& names, int stage,
-           const std::function<void(Rank)>& body, int64_t spare_bytes = 0) {
+  void run(World world, const std::string& names, int stage, const std::function<void(Rank)>& body,
+           int64_t spare_bytes = 0) {
     run_in(world, [&](std::shared_ptr<comm::Group> group) {
       auto net = std::make_shared<Net>();
       const auto folder =

@@ -6,10 +6,13 @@
 #include <array>
 #include <cmath>
 
+#include "tests/support/paper_traffic.h"
 #include "zero/base/error.h"
 
 namespace zero::partition {
 namespace {
+
+using paper::step_traffic;
 
 constexpr double kGigabyte = 1e9;
 
@@ -88,6 +91,13 @@ TEST(Figure1, StagesOfTheSevenAndAHalfBillionModelOn64Devices) {
   EXPECT_NEAR(gigabytes(1, 7.5e9, 64), 31.4, 0.05);
   EXPECT_NEAR(gigabytes(2, 7.5e9, 64), 16.6, 0.05);
   EXPECT_NEAR(gigabytes(3, 7.5e9, 64), 1.9, 0.05);
+}
+
+/// Returns the largest model whose states fit into `device_bytes`, times `model_parallel` (section
+/// 10.1 multiplies).
+double largest_model(Sharding sharding, double device_bytes, double world_size,
+                     double model_parallel = 1) {
+  return device_bytes / state_memory(sharding, 1, world_size).total() * model_parallel;
 }
 
 TEST(Table2, LargestModelOn32GigabyteDevices) {

@@ -118,9 +118,8 @@ class Stream {
   }
   [[noreturn]] static void give_up() {
     const int error = errno;
-    throw CheckpointError(error == EAGAIN
-                              ? fmt::format("nothing moved for {} s", kPatienceSeconds)
-                              : std::string(std::strerror(error)));
+    throw CheckpointError(error == EAGAIN ? fmt::format("nothing moved for {} s", kPatienceSeconds)
+                                          : std::string(std::strerror(error)));
   }
 
   Descriptor socket_;
@@ -268,9 +267,9 @@ class HostFiles::Server {
   std::string token_;
   Descriptor wake_, listener_;
   std::mutex mutex_;
-  std::vector<int> open_;                 // sockets of the connections
-  std::vector<std::thread::id> ended_;    // threads to join
-  std::list<std::thread> connections_;    // of `thread_`, and of the destructor
+  std::vector<int> open_;               // sockets of the connections
+  std::vector<std::thread::id> ended_;  // threads to join
+  std::list<std::thread> connections_;  // of `thread_`, and of the destructor
   std::thread thread_;
 };
 
@@ -278,8 +277,7 @@ HostFiles::HostFiles(comm::Group& group, fs::path folder) {
   constexpr const char* kLabel = "files for other hosts";
   token_ = comm::gather_texts(group, comm::random_token(), kLabel).front();
   const auto own = own_address();
-  const auto address =
-      comm::reachable_address(own, comm::gather_texts(group, own, kLabel));
+  const auto address = comm::reachable_address(own, comm::gather_texts(group, own, kLabel));
   server_ = std::make_unique<Server>(address, std::move(folder), token_);
   const auto mine = fmt::format("{} {}", server_->port(), address);
   for (const auto& text : comm::gather_texts(group, mine, kLabel)) {

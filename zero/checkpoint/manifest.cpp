@@ -242,9 +242,7 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
   }
   text.pop_back();  // the closing brace
   text += fmt::format("{}{}{}", kChecksum, to_hex(hash_of_text(text)), kEnd);
-  OutputFile file(path, &fail<CheckpointError>);
-  file.write(text.data(), text.size());
-  file.commit();
+  write_file(path, text, fail<CheckpointError>);
 }
 
 Manifest read_manifest(const fs::path& folder) {
@@ -281,6 +279,30 @@ InputFile open_sized(const fs::path& folder, const Manifest::File& entry) {
                   file.path().string(), file.size(), entry.sums.bytes));
 }
 
+struct Blocks {  // of one file
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// Calls body(file, sums, blocks) for each file that has blocks of part `part` of `parts`.
+template <class Body>
+void for_part(const fs::path& folder, const Manifest& manifest, int part, int parts,
+              const Body& body) {
+  uint64_t blocks = 0;
+  for (const auto& entry : manifest.files) blocks += entry.sums.blocks.size();
+  const auto bound = [&](int at) {
+    return blocks * static_cast<uint64_t>(at) / static_cast<uint64_t>(parts);
+  };
+  uint64_t first = 0;  // number of the file's first block among all blocks
+  for (const auto& entry : manifest.files) {
+    const uint64_t begin = std::max(bound(part), first);
+    const uint64_t end = std::min(bound(part + 1), first + entry.sums.blocks.size());
+    if (begin < end)
+      body(open_sized(folder, entry), entry.sums, Blocks{begin - first, end - first});
+    first += entry.sums.blocks.size();
+  }
+}
+
 }  // namespace
 
 void verify_sizes(const fs::path& folder, const Manifest& manifest) {
@@ -288,32 +310,29 @@ void verify_sizes(const fs::path& folder, const Manifest& manifest) {
 }
 
 void verify(const fs::path& folder, const Manifest& manifest, int part, int parts) {
-  uint64_t blocks = 0;
-  for (const auto& entry : manifest.files) blocks += entry.sums.blocks.size();
-  const auto bound = [&](int at) {
-    return blocks * static_cast<uint64_t>(at) / static_cast<uint64_t>(parts);
-  };
   std::vector<std::byte> buffer(kSummedBlock);
-  uint64_t first = 0;  // number of the file's first block among all blocks
-  for (const auto& entry : manifest.files) {
-    const auto& sums = entry.sums;
-    const uint64_t begin = std::max(bound(part), first);
-    const uint64_t end = std::min(bound(part + 1), first + sums.blocks.size());
-    if (begin < end) {
-      const auto file = open_sized(folder, entry);
-      for (uint64_t block = begin - first; block < end - first; ++block) {
-        const uint64_t at = block * kSummedBlock;
-        const auto size = static_cast<size_t>(std::min<uint64_t>(kSummedBlock, sums.bytes - at));
-        file.read_at(at, buffer.data(), size);
-        if (hash_of({buffer.data(), size}) == sums.blocks[block]) continue;
-        throw DamagedCheckpoint(
-            fmt::format("'{}' is damaged: bytes {} to {} are not those that were written. Load "
-                        "another checkpoint.",
-                        file.path().string(), at, at + size));
-      }
+  for_part(folder, manifest, part, parts, [&](const auto& file, const auto& sums, Blocks blocks) {
+    for (uint64_t block = blocks.begin; block < blocks.end; ++block) {
+      const uint64_t at = block * kSummedBlock;
+      // The disk reads the next blocks while this one is summed.
+      const uint64_t ahead = std::min(sums.bytes, at + (uint64_t{16} << 20));
+      if (block + 1 < blocks.end) file.will_need(ahead, std::min(sums.bytes - ahead, kSummedBlock));
+      const auto size = static_cast<size_t>(std::min<uint64_t>(kSummedBlock, sums.bytes - at));
+      file.read_at(at, buffer.data(), size);
+      if (hash_of({buffer.data(), size}) == sums.blocks[block]) continue;
+      throw DamagedCheckpoint(
+          fmt::format("'{}' is damaged: bytes {} to {} are not those that were written. Load "
+                      "another checkpoint.",
+                      file.path().string(), at, at + size));
     }
-    first += sums.blocks.size();
-  }
+  });
+}
+
+void read_ahead(const fs::path& folder, const Manifest& manifest, int part, int parts) {
+  for_part(folder, manifest, part, parts, [&](const auto& file, const auto& sums, Blocks blocks) {
+    const uint64_t begin = blocks.begin * kSummedBlock;
+    file.will_need(begin, std::min(sums.bytes, blocks.end * kSummedBlock) - begin);
+  });
 }
 
 void attach(const fs::path& folder, const std::string& name, std::string text) {

@@ -4,7 +4,6 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"

@@ -1047,8 +1047,8 @@ void add_program(All& all) {
                   "one of a run, and those of runs on a GPU or with `memory_budget`, are "
                   "written before training goes on.",
        .option = "--no-save-in-background",
-       .cost = "Until a checkpoint is complete, a copy of the parameters and `save_staging` "
-               "bytes on the host."},
+       .cost = "On the host: from the first save on, a copy of this rank's share of the "
+               "parameters, and `save_staging` bytes until a checkpoint is complete."},
       &Program::save_in_background);
   train.add(
       "save_staging",

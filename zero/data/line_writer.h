@@ -17,13 +17,13 @@ struct PrepareResult;
 
 class LineWriter {
  public:
-  /// All are borrowed; `folder` is where the files go. DataError as DocumentEncoder.
+  /// All arguments are borrowed. The files go to `folder`. Throws what DocumentEncoder throws.
   LineWriter(const TextFiles& text, const Tokenizer& tokenizer, std::filesystem::path folder)
       : text_(text), tokenizer_(tokenizer), encoder_(tokenizer), folder_(std::move(folder)) {}
 
   /// Writes the lines [begin, end) of the text to NAME.bin and NAME.marks.bin, and their number of
-  /// tokens to `tokens`. Lines of white space are left out. DataError, with file and line, for a
-  /// line that is no document (example.h), or for no document at all.
+  /// tokens to `tokens`. Lines of white space are left out. Throws DataError, with file and line,
+  /// for a line that is no document (example.h), or for no document at all.
   void write(size_t begin, size_t end, std::string_view name, int64_t& tokens,
              PrepareResult& result) const;
 

@@ -2,13 +2,13 @@
 //
 // Note [Saving beside training]
 // A save holds the training thread only while it copies the parameters and buffers, which programs
-// may write at any time. Master weights and optimizer states change in one place, the table, and a
-// thread writes them from where they lie. Before the table changes a unit whose slices are not in
-// the file yet, it calls `SaveSnapshot::before_change`. This copies those slices aside while the
-// staging memory has room for them, and otherwise waits until they are in the file. So the file has
-// the states of the moment of the save, bit for bit; a save needs the staging memory and no second
-// set of states; and the next update waits for the disk only where the disk is slower than the
-// passes before it.
+// may write at any time. Master weights, optimizer states, and parameters on a disk change in one
+// place, the table, and a thread writes them from where they lie. Before the table changes a unit
+// whose slices are not in the file yet, it calls `SaveSnapshot::before_change`. This copies those
+// slices aside while the staging memory has room for them, and otherwise waits until they are in
+// the file. So the file has the states of the moment of the save, bit for bit; a save needs the
+// staging memory and no second set of states; and the next update waits for the disk only where the
+// disk is slower than the passes before it.
 //
 // The ranks do not communicate meanwhile. Each leaves its entry of the manifest beside its file.
 // Rank 0's thread waits for the entries of all ranks, writes the manifest, and gives the folder its
@@ -46,11 +46,12 @@ namespace zero {
 /// as long as this, since updates may call `before_change` until then.
 class SaveSnapshot final : public TableObserver {
  public:
-  /// Copies the parameters, the buffers and the factored states. Copies of other states take
+  /// Copies the parameters, the buffers and the factored states into `memory`, which it replaces if
+  /// it is too small. Nobody else may use it while this lives. Copies of other states take
   /// `staging_bytes` at most at a time. Without `staging_bytes` nothing is copied: nothing may
   /// change until all is written.
   SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
-               std::optional<int64_t> staging_bytes);
+               std::optional<int64_t> staging_bytes, at::Tensor& memory);
 
   /// Writes all values to the file, in the order of its pieces, completes it, and returns its entry
   /// in the manifest. Called once, by one thread. Throws CheckpointError.
@@ -68,7 +69,9 @@ class SaveSnapshot final : public TableObserver {
     std::shared_ptr<int64_t> block{};  // staged bytes of the memory that the copy is a part of
   };
 
-  void copy_aside(const std::vector<size_t>& pieces, bool staged);
+  void copy_aside(const std::vector<size_t>& pieces, const at::Tensor& memory,
+                  const std::shared_ptr<int64_t>& block);
+  at::Tensor memory_of(int64_t bytes) const;
   bool try_copy_aside(const std::vector<size_t>& pieces);
   at::Tensor take(size_t piece);
   void release(size_t piece);

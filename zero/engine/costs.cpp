@@ -4,10 +4,11 @@
 
 #include <algorithm>
 
+#include "zero/base/error.h"
 #include "zero/comm/quantise_kernels.h"
 #include "zero/engine/plan.h"
 #include "zero/engine/state_table.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #include "zero/store/checksums.h"
 #include "zero/store/disk_tier.h"
 
@@ -40,7 +41,7 @@ std::vector<DiskTier::Unit> arrays_on_disk(const PlannedStep& step) {
                                    step.timing.keeps_old_states);
 }
 
-int64_t passes_of_update(const UnitPlan& plan) {
+int64_t sweeps_of_update(const UnitPlan& plan) {
   return plan.reach == optim::Reach::element ? 1 : 2;
 }
 
@@ -75,7 +76,7 @@ void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCos
   }
   costs.update_down = slice;
   if (!plan.own_master() && !step.timing.keeps_old_parameters())
-    costs.update_up = passes_of_update(plan) * slice;
+    costs.update_up = sweeps_of_update(plan) * slice;
 }
 
 // Adds the bytes of gradients on their way to the place where the update reads them.
@@ -93,16 +94,16 @@ void add_gradients(const PlannedStep& step, const UnitPlan& plan, paging::UnitCo
 
 void add_update(const PlannedStep& step, const UnitPlan& plan, const DiskTier::Unit& on_disk,
                 paging::UnitCosts& costs) {
-  const int64_t passes = passes_of_update(plan);
+  const int64_t sweeps = sweeps_of_update(plan);
   const int64_t owned = plan.owned.size();
   const auto columns = plan.columns_on_disk();
   for (size_t i = 0; i < columns.size(); ++i) {
-    const int64_t moved = passes * bytes_on_disk(plan, columns[i]);
+    const int64_t moved = sweeps * bytes_on_disk(plan, columns[i]);
     if (on_disk.arrays[i].read) costs.update_read += moved;
     if (on_disk.arrays[i].write) costs.update_write += moved;
   }
   add_crossing(step, plan, costs);
-  costs.update = passes * (owned * (bytes(plan.gradient_dtype) + bytes(plan.dtype)) +
+  costs.update = sweeps * (owned * (bytes(plan.gradient_dtype) + bytes(plan.dtype)) +
                            2 * plan.optimizer_bytes(owned));
   costs.updated_on_host = plan.states_at != Tier::device;
 }
@@ -185,11 +186,12 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
           .passes = config.layer_major_accumulation ? 1 : config.gradient_accumulation_steps,
           .kept_on_hosts = config.hpz_partition_size > 1 && grid.block().hosts > 1,
           .feedback = config.quantised.feedback.has_value(),
-          .pass_batches = batch_passes(layout, units, model, grid.shards,
-                                       sharded.optimizer && grid.shards > 1)};
+          .sweep_batches = batch_sweeps(layout, units, model, grid.shards,
+                                        sharded.optimizer && grid.shards > 1)};
 }
 
 partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
+  ensure(tier != Tier::disk, "disk_bytes counts what is on a disk");
   partition::LayoutMemory sum;
   // The host has the elements that a rank updates; replicated gradients add up on the device before
   // that.
@@ -321,7 +323,7 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
   }
   if (!updated) return sum;
   const partition::Wire byte{.bits = 8};
-  for (const auto& batch : step.pass_batches) {
+  for (const auto& batch : step.sweep_batches) {
     for (const int64_t gathered : batch.gathered_bytes)
       add(all_gather(step.grid.block(), gathered, byte, byte), 1, sum.all_gather,
           sum.all_gather_link);

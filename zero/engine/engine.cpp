@@ -114,11 +114,12 @@ std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
 namespace {
 
 // Runs `passes`, whose gradients go to the table.
-void run_pass(const EnginePlan& plan, const MemoryBudget& memory, const Flows& flows, bool holds,
-              const std::vector<int64_t>& shared, const std::function<void()>& passes) {
+void run_pass(const EnginePlan& plan, const MemoryBudget& memory, const Flows& flows,
+              bool layer_major, const std::vector<int64_t>& shared,
+              const std::function<void()>& passes) {
   const Timeline::Scope phase(*plan.group().accounts().timeline, Activity::backward);
   try {
-    flows.pass().run(holds, shared, passes);
+    flows.pass().run(layer_major, shared, passes);
   } catch (const c10::OutOfMemoryError& error) {
     throw memory.explained(error);
   }
@@ -168,7 +169,7 @@ void Engine::accumulate(int64_t micro_batches,
     indices.push_back(*found);
   }
   run_pass(impl.plan, impl.memory, impl.flows, true, indices,
-           [&] { passes([&] { impl.flows.reduce().reduce_held(); }); });
+           [&] { passes([&] { impl.flows.reduce().reduce_ready(); }); });
   impl.progress.pass_together(micro_batches);
 }
 
@@ -249,10 +250,10 @@ StepResult Engine::step(bool update) {
   plan.model().check_names();
   std::optional<paging::Pager::Change> change;
   if (auto* pages = pager()) change.emplace(*pages);
-  flows.reduce().finish();
+  flows.reduce().complete();
   StepResult result{.boundary = true, .step = progress.steps()};
   // Sums over ranks and micro-batches become the mean here. (With update_in_backward this happens
-  // in UpdateSchedule::take_up; prescaling divides before the sums.)
+  // in UpdateSchedule::update_in_backward; prescaling divides before the sums.)
   double scale = progress.mean_scale();
   const auto& rates = impl.hyper_parameters;
   auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units(),

@@ -37,6 +37,7 @@ struct Engine::Impl {
   StateChanges changes{plan, progress, flows};
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
   std::vector<uint8_t> gradients_used;     // by parameter, in the last step
+  at::Tensor save_memory;                  // of the copies of a save in the background
   std::unique_ptr<BackgroundSave> saving;  // the save that is not completed; ends first
 
   // Saving and loading (state_io.cpp).

@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <exception>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -47,7 +46,7 @@ std::unique_ptr<store::DiskTier> make_disk(const EnginePlan& plan) {
 // All refusals have come before this; from here on the model changes.
 Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hyper_parameters,
              MemoryBudget& memory, const StepRecording& recording)
-    : link_(plan.model().device()) {
+    : copier_(plan.model().device()) {
   const c10::NoGradGuard no_grad;
   auto& model = plan.model();
   model.take_over();
@@ -85,7 +84,7 @@ void Flows::make_table(const EnginePlan& plan) {
       plan.model().device().is_cpu() && (plan.config().device_memory == 0 || shards.size() == 1);
   const bool one_host = shards.topology().hosts == 1;
   table_ = std::make_unique<StateTable>(
-      plan.layout(), plan.units(), plan.placement(), link_, make_disk(plan),
+      plan.layout(), plan.units(), plan.placement(), copier_, make_disk(plan),
       StateTable::Options{.keeps_old_parameters = plan.timing().keeps_old_parameters(),
                           .keeps_old_states = plan.timing().keeps_old_states,
                           .in_place = plan.kept_on_hosts() ||

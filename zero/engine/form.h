@@ -2,7 +2,7 @@
 // whole, split, coded or packed. All of it is decided once, in the plan, from numbers alone; the
 // flows and the costs read it. Between hosts of several ranks each the sum of a host's ranks
 // crosses in fp32 (`partial_dtype` in comm/reduce_kernels.h, `partial_wire` in
-// partition/formulas.cpp).
+// partition/link_bytes.cpp).
 //
 // Note [Dtypes of gradients]
 // A pass collects gradients in an array (`collected`). If sums over ranks have another dtype
@@ -30,6 +30,7 @@
 #include "zero/config/config.h"
 #include "zero/optim/state_format.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 #include "zero/partition/rank_grid.h"
 #include "zero/store/tier.h"
 

@@ -38,14 +38,14 @@ class GradientPresence {
 
   /// A rank tells this to the others at the end of a step, besides its gradients and its order.
   struct Report {
-    std::vector<uint8_t> left;  ///< by unit: 1 if a gradient is left in its bucket
+    std::vector<uint8_t> late;  ///< by unit: 1 if a late gradient is in its bucket
     bool refuses_early = false;
     bool began_early = false;
     bool dropped = false;
   };
   /// All ranks know this then.
   struct Agreement {
-    std::vector<uint8_t> left;   ///< by unit: 1 if a gradient is left in some rank's bucket
+    std::vector<uint8_t> late;   ///< by unit: 1 if a late gradient is in some rank's bucket
     bool refuses_early = false;  ///< some rank has a reason against them
     bool began_early = false;    ///< some rank has begun its early reductions
     /// Some ranks, but not all, have begun reductions in a pass that has thrown.
@@ -55,15 +55,15 @@ class GradientPresence {
   /// adopts. Collective.
   Agreement agree(const Placement& placement, ReductionOrder& order, const Report& mine);
 
-  /// Begins a step; the one before was `finished` by `agree`, or dropped.
-  void clear(bool finished);
+  /// Begins a step; the one before was `completed` by `agree`, or dropped.
+  void clear(bool completed);
 
  private:
   bool any(int64_t unit, const std::vector<uint8_t>& parameters) const;
   const partition::Layout& layout_;
   std::vector<uint8_t> here_;      // by parameter, as the next two
   std::vector<uint8_t> anywhere_;  // after `agree`
-  std::vector<uint8_t> before_;    // `anywhere_` of the last step that was finished
+  std::vector<uint8_t> before_;    // `anywhere_` of the last step that was completed
 };
 
 }  // namespace zero

@@ -8,7 +8,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_limit.h"

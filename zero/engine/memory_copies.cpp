@@ -64,9 +64,9 @@ std::string in_bytes(int64_t bytes) { return format_bytes(static_cast<double>(by
 
 /// A copy, on all hosts.
 struct Holding {
-  size_t files = 0;                        // that the manifest names
-  std::map<size_t, std::vector<int>> of;   // by file, the hosts that have it
-  std::vector<int> manifests;              // hosts that have the manifest
+  size_t files = 0;                       // that the manifest names
+  std::map<size_t, std::vector<int>> of;  // by file, the hosts that have it
+  std::vector<int> manifests;             // hosts that have the manifest
 };
 
 }  // namespace
@@ -77,8 +77,7 @@ std::optional<fs::path> MemoryCopies::launcher_folder() {
   return fs::path(*path);
 }
 
-MemoryCopies::MemoryCopies(std::shared_ptr<comm::Group> group, fs::path folder,
-                           int64_t spare_bytes)
+MemoryCopies::MemoryCopies(std::shared_ptr<comm::Group> group, fs::path folder, int64_t spare_bytes)
     : group_(std::move(group)), folder_(std::move(folder)), spare_bytes_(spare_bytes) {
   const auto& topology = group_->topology();
   comm::agree<ConfigError>(*group_, kCopies, [&] {
@@ -124,13 +123,12 @@ void MemoryCopies::make_room(std::span<const int64_t> bytes) const {
     return sum;
   };
   int64_t needed = of_host(topology.host);
-  if (topology.hosts > 1)
-    needed += of_host((topology.host + topology.hosts - 1) % topology.hosts);
+  if (topology.hosts > 1) needed += of_host((topology.host + topology.hosts - 1) % topology.hosts);
   struct statvfs space {};
   const bool known = statvfs(folder_.c_str(), &space) == 0;
-  const auto in_folder = known ? static_cast<int64_t>(space.f_bavail) *
-                                     static_cast<int64_t>(space.f_frsize)
-                               : INT64_MAX;
+  const auto in_folder =
+      known ? static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize)
+            : INT64_MAX;
   const auto memory = available_memory();
   const bool folder_is_less = in_folder < memory.available;
   if (std::min(in_folder, memory.available) - spare_bytes_ >= needed) return;
@@ -139,8 +137,7 @@ void MemoryCopies::make_room(std::span<const int64_t> bytes) const {
       "{} left{}. Give a place with more ({}), or leave the copies out.",
       in_bytes(needed), group_->rank(), folder_is_less ? folder_.string() : memory.reason,
       in_bytes(std::min(in_folder, memory.available)),
-      spare_bytes_ > 0 ? fmt::format(", of which {} are to stay free", in_bytes(spare_bytes_))
-                       : "",
+      spare_bytes_ > 0 ? fmt::format(", of which {} are to stay free", in_bytes(spare_bytes_)) : "",
       folder_is_less ? "zero launch --memory-folder; docker run --shm-size"
                      : "more hosts, or a host with more memory"));
 }
@@ -190,8 +187,8 @@ void MemoryCopies::remove(const std::vector<fs::path>& folders) {
 
 // --- Finding and loading one ---
 
-// Returns what this host has, a line for each copy: its step, its id, the number of its files, and those
-// that are here; or its step, "!" and a sentence about what is wrong with it.
+// Returns what this host has, a line for each copy: its step, its id, the number of its files, and
+// those that are here; or its step, "!" and a sentence about what is wrong with it.
 std::string MemoryCopies::holdings() const {
   std::string text;
   std::error_code error;
@@ -224,7 +221,7 @@ std::optional<MemoryCopies::Found> MemoryCopies::newest(std::vector<std::string>
   const bool speaks = topology.local_rank == 0;
   const auto texts = comm::gather_texts(*group_, speaks ? holdings() : "", kCopies);
   std::map<std::pair<int64_t, uint64_t>, Holding> copies;  // by step and id
-  std::map<int64_t, std::string> wrong;  // by step
+  std::map<int64_t, std::string> wrong;                    // by step
   for (int host = 0; host < topology.hosts; ++host) {
     std::istringstream lines(texts[static_cast<size_t>(host * topology.local_size)]);
     for (std::string line; std::getline(lines, line);) {
@@ -248,11 +245,13 @@ std::optional<MemoryCopies::Found> MemoryCopies::newest(std::vector<std::string>
     const auto& [key, copy] = *copies.rbegin();
     if (copy.of.size() == copy.files) break;
     wrong.try_emplace(
-        key.first, fmt::format("The copy of step {} in memory has {} of its {} files on the hosts that "
-                          "are left.",
-                          key.first, copy.of.size(), copy.files));
+        key.first,
+        fmt::format("The copy of step {} in memory has {} of its {} files on the hosts that "
+                    "are left.",
+                    key.first, copy.of.size(), copy.files));
   }
-  Found found{.step = copies.empty() ? 0 : copies.rbegin()->first.first, .folder = {}, .faults = {}};
+  Found found{
+      .step = copies.empty() ? 0 : copies.rbegin()->first.first, .folder = {}, .faults = {}};
   for (auto each = wrong.upper_bound(found.step); each != wrong.end(); ++each)
     found.faults.push_back(each->second);
   std::set<int64_t> older;

@@ -96,8 +96,8 @@ class MemoryCopies {
   std::shared_ptr<comm::Group> group_;
   std::filesystem::path folder_;
   int64_t spare_bytes_;
-  std::optional<HostFiles> files_;  // if there are several hosts
-  int64_t step_ = 0;                // of the copy that `begin` has begun
+  std::optional<HostFiles> files_;         // if there are several hosts
+  int64_t step_ = 0;                       // of the copy that `begin` has begun
   std::vector<std::vector<int>> holders_;  // by file of the copy found, the hosts that have it
   std::jthread remover_;
 };

@@ -116,10 +116,10 @@ class Model {
     return group < beside_.size() ? beside_[group] : std::nullopt;
   }
   /// Returns the group of each parameter.
-  const std::vector<size_t>& group_of() const { return group_of_; }
+  const std::vector<size_t>& parameter_group_of() const { return parameter_group_of_; }
   /// Returns the optimizer as it suits a parameter.
   Optimizer optimizer_of(int64_t index) const {
-    return optim::suited(optimizers_[group_of_[static_cast<size_t>(index)]],
+    return optim::suited(optimizers_[parameter_group_of_[static_cast<size_t>(index)]],
                          parameter(index).dim());
   }
 
@@ -233,7 +233,7 @@ class Model {
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;
   std::vector<std::optional<size_t>> beside_;  // by group as given: that of the rest
-  std::vector<size_t> group_of_;
+  std::vector<size_t> parameter_group_of_;
   std::function<NamedTensors()> list_again_;
   std::function<void()> rethrow_;
   std::vector<int64_t> versions_;

@@ -104,7 +104,7 @@ void add_squares(ExactSum& sum, const at::Tensor& values) {
 // Each of the ranks that shard adds up its slices, even if it holds all elements.
 std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce) {
   const auto& layout = plan.layout();
-  const auto& group_of = plan.model().group_of();
+  const auto& parameter_group_of = plan.model().parameter_group_of();
   std::vector<ExactSum> sums(plan.model().optimizers().size());
   auto& shards = *plan.placement().shards;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
@@ -117,7 +117,7 @@ std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce
       const auto p = static_cast<size_t>(segment.parameter);
       if (part.empty() || reduce.present()[p] == 0) continue;
       if (!gradient.defined()) gradient = reduce.sum(u).cpu();
-      add_squares(sums[group_of[p]],
+      add_squares(sums[parameter_group_of[p]],
                   gradient.narrow(0, part.begin - owned.begin, part.size()).to(at::kFloat));
     }
   }

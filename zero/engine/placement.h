@@ -4,8 +4,8 @@
 // With mics_shard_size S the N ranks are N/S blocks of S consecutive ones. A block shards the
 // states, and each block holds the same: rank p of each is a replica of the others' rank p. So
 // parameters are gathered in a block alone. Gradients add up in the block, unrounded, then over the
-// replicas in the order of blocks, and are rounded once (slice_sum.h): if S is the number of a
-// host's ranks, this is the order of additions of all ranks (Note [Order of additions] in
+// replicas in the order of blocks, and are rounded once (phased_reduction.h): if S is the number of
+// a host's ranks, this is the order of additions of all ranks (Note [Order of additions] in
 // comm/hosts_collectives.h). Work that all replicas would repeat (a sum, the norm) is divided: each
 // rank does one N-th of it.
 #pragma once

@@ -12,7 +12,7 @@
 
 #include "zero/base/error.h"
 #include "zero/engine/flat.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #include "zero/partition/formulas.h"
 
 namespace zero {
@@ -159,18 +159,18 @@ void PlainZero::update(Unit& unit, double gradient_scale) {
       return array.narrow(0, mine.begin - unit.owned.begin, mine.size()).mutable_data_ptr();
     };
     const auto& weights = unit.master.defined() ? unit.master : unit.mine;
-    optim::Range range{.numel = mine.size(),
-                       .master = static_cast<float*>(at(weights)),
-                       .gradient = at(unit.gradients),
-                       .gradient_dtype = unit.gradients.scalar_type()};
+    optim::Operands operands{.numel = mine.size(),
+                             .master = static_cast<float*>(at(weights)),
+                             .gradient = at(unit.gradients),
+                             .gradient_dtype = unit.gradients.scalar_type()};
     for (size_t i = 0; i < unit.moments.size(); ++i) {
-      if (unit.moments[i].defined()) range.state[i] = static_cast<float*>(at(unit.moments[i]));
+      if (unit.moments[i].defined()) operands.state[i] = static_cast<float*>(at(unit.moments[i]));
     }
     if (unit.master.defined()) {
-      range.parameter = at(unit.mine);
-      range.parameter_dtype = unit.mine.scalar_type();
+      operands.parameter = at(unit.mine);
+      operands.parameter_dtype = unit.mine.scalar_type();
     }
-    optim::update_reference(optimizer_, updates_[p], lr_, gradient_scale, range);
+    optim::update_reference(optimizer_, updates_[p], lr_, gradient_scale, operands);
   }
 }
 

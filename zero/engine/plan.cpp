@@ -10,7 +10,7 @@
 #include "zero/comm/reduce_kernels.h"
 #include "zero/engine/update_timing.h"
 #include "zero/optim/optimizer.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 
@@ -26,17 +26,17 @@ Tier tier_of(OffloadDevice device) {
 // elements. Every unit is used as often as any other. But backward reduces the gradients of the
 // first units last, and the next forward pass needs these units first, so their updates hold the
 // step up if they wait for a disk.
-class Beyond {
+class FirstUnitsStay {
  public:
-  Beyond(int64_t may_stay, Tier tier) : left_(may_stay), tier_(tier) {}
+  FirstUnitsStay(int64_t may_stay, Tier tier) : room_(may_stay), tier_(tier) {}
   Tier of_next(int64_t numel) {
-    if (numel > left_) return tier_;
-    left_ -= numel;
+    if (numel > room_) return tier_;
+    room_ -= numel;
     return Tier::device;
   }
 
  private:
-  int64_t left_;
+  int64_t room_;
   Tier tier_;
 };
 
@@ -79,16 +79,6 @@ partition::Sharding sharded_states(const Config& config, int64_t ranks) {
   return partition::sharding_of_stage(pages ? config.stage : 0);
 }
 
-UpdateTiming UpdateTiming::of(const Config& config, partition::Sharding placement) {
-  UpdateTiming timing;
-  const int64_t after = config.offload_optimizer.delayed_update_after;
-  if (after > 0) timing.delayed_after = after;
-  timing.in_backward = config.update_in_backward && placement.gradients;
-  timing.keeps_old_states = timing.in_backward && config.scales_loss();
-  timing.in_next_forward = config.update_in_forward && !timing.delayed_after;
-  return timing;
-}
-
 std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
                                  const Config& config, const PlannedRanks& ranks) {
   FormSettings settings{.ranks = ranks, .sharded = sharded_states(config, ranks.grid.shards)};
@@ -102,10 +92,11 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
   for (int64_t u = 0; u < layout.unit_count(); ++u) all += owned(u).size();
   const auto& param = config.offload_param;
   const auto& states = config.offload_optimizer;
-  Beyond parameters_at(param.device == OffloadDevice::nvme ? param.max_in_cpu : 0,
-                       tier_of(param.device));
-  Beyond states_at(static_cast<int64_t>(std::floor((1 - states.ratio) * static_cast<double>(all))),
-                   tier_of(states.device));
+  FirstUnitsStay parameters_at(param.device == OffloadDevice::nvme ? param.max_in_cpu : 0,
+                               tier_of(param.device));
+  FirstUnitsStay states_at(
+      static_cast<int64_t>(std::floor((1 - states.ratio) * static_cast<double>(all))),
+      tier_of(states.device));
   const bool gradients_on_disk =
       states.on_disk_with_gradients() && sharded.gradients && !settings.in_backward;
   std::vector<UnitPlan> plans;
@@ -152,20 +143,6 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
     plans.push_back(std::move(plan));
   }
   return plans;
-}
-
-StepSize step_size(const ModelShape& model, int ranks) {
-  StepSize size{.ranks = ranks};
-  for (const auto& parameter : model.parameters) {
-    const auto numel = parameter.numel();
-    size.parameters += numel;
-    size.largest_parameter = std::max(size.largest_parameter, numel);
-    if (const auto factors = factors_of(parameter)) {
-      size.matrix_elements += numel;
-      size.matrix_sides += factors->rows() + factors->columns();
-    }
-  }
-  return size;
 }
 
 }  // namespace zero

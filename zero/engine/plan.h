@@ -8,7 +8,6 @@
 #include "zero/config/config.h"
 #include "zero/engine/form.h"
 #include "zero/engine/model_shape.h"
-#include "zero/engine/tiers.h"
 #include "zero/engine/unit_plan.h"
 #include "zero/partition/formulas.h"
 #include "zero/partition/layout.h"
@@ -33,8 +32,5 @@ partition::Sharding sharded_states(const Config& config, int64_t ranks);
 /// communication_data_type says. Talks to nobody.
 std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
                                  const Config& config, const PlannedRanks& ranks);
-
-/// Returns the sizes by which tiers are chosen, without activations.
-StepSize step_size(const ModelShape& model, int ranks);
 
 }  // namespace zero

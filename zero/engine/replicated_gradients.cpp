@@ -29,7 +29,7 @@
 #include "zero/device/memory.h"
 #include "zero/engine/early_reductions.h"
 #include "zero/engine/gradient_reduction.h"
-#include "zero/engine/reductions.h"
+#include "zero/engine/reduction_queue.h"
 
 namespace zero {
 
@@ -40,6 +40,7 @@ class WholeGradient {
  public:
   WholeGradient(const ReductionContext& context, int64_t unit)
       : context_(context), unit_(unit), whole_(make_whole(Category::gradients)) {
+    ensure(plan().gradients_at != Tier::disk, "only sharded gradients go to a disk");
     cell() = on_host() ? make_on_host(Category::host_gradients) : owned();
     if (context_.settings.doubled)
       other_ =
@@ -58,20 +59,16 @@ class WholeGradient {
   void bring_down() {
     if (!on_host()) return;
     const auto& to = cell();
-    context_.table.link().down(to.data_ptr(), owned().const_data_ptr(),
-                               static_cast<int64_t>(to.nbytes()), context_.mark);
+    context_.table.copier().down(to.data_ptr(), owned().const_data_ptr(),
+                                 static_cast<int64_t>(to.nbytes()), context_.mark);
   }
 
   // Gives the elements to an update, as GradientReduction::detach does.
   at::Tensor detach() {
     auto detached = cell();
     if (!other_.defined()) return detached;
-    if (on_host()) {
-      std::swap(cell(), other_);
-    } else {
-      std::swap(whole_, other_);
-      cell() = owned();
-    }
+    std::swap(on_host() ? cell() : whole_, other_);
+    if (!on_host()) cell() = owned();
     return detached;
   }
 
@@ -101,8 +98,8 @@ class ReplicatedGradients final : public GradientReduction {
   explicit ReplicatedGradients(const ReductionContext& context)
       : GradientReduction(context),
         units_(static_cast<size_t>(context.layout.unit_count())),
-        came_(context.layout.parameters().size(), 0),
-        under_way_(context, Reductions::Arrays::callers) {
+        arrived_(context.layout.parameters().size(), 0),
+        under_way_(context, ReductionQueue::Arrays::callers) {
     for (int64_t u = 0; u < context_.layout.unit_count(); ++u) {
       if (context_.table.trainable(u)) state(u).gradient.emplace(context_, u);
     }
@@ -113,9 +110,9 @@ class ReplicatedGradients final : public GradientReduction {
   void begin_pass(const Pass& pass) override {
     const bool again = has_dropped();
     if (again) under_way_.drop();  // this pass writes to their arrays
-    early_.begin_pass(pass.last, pass.holds || again);
+    early_.begin_pass(pass.last, pass.layer_major || again);
     if (!early_.in_last_pass()) return;
-    std::ranges::fill(came_, uint8_t{0});
+    std::ranges::fill(arrived_, uint8_t{0});
     context_.arrivals.restart_counts();
     context_.order.restart();
   }
@@ -131,12 +128,12 @@ class ReplicatedGradients final : public GradientReduction {
 
   void arrived(int64_t parameter, bool /*first*/) override {
     if (!early_.in_last_pass()) return;
-    if (std::exchange(came_[static_cast<size_t>(parameter)], uint8_t{1}) != 0) {
-      early_.came_again();
+    if (std::exchange(arrived_[static_cast<size_t>(parameter)], uint8_t{1}) != 0) {
+      early_.arrived_again();
       return;
     }
     const int64_t unit = context_.layout.unit_of(parameter);
-    if (!context_.arrivals.count(unit) || state(unit).sum == Sum::started) return;
+    if (!context_.arrivals.count_arrival(unit) || state(unit).sum == Sum::started) return;
     context_.order.became_ready(unit);
     if (context_.order.known()) reduce_ready();
   }
@@ -163,11 +160,11 @@ class ReplicatedGradients final : public GradientReduction {
   }
 
   GradientPresence::Report report() const override {
-    GradientPresence::Report report{.left = std::vector<uint8_t>(units_.size(), 0),
+    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0),
                                     .refuses_early = early_.refuses(),
                                     .began_early = early_.begun(),
                                     .dropped = has_dropped()};
-    std::ranges::transform(units_, report.left.begin(), [](const Unit& unit) {
+    std::ranges::transform(units_, report.late.begin(), [](const Unit& unit) {
       return static_cast<uint8_t>(unit.late.array.defined());
     });
     return report;
@@ -185,7 +182,7 @@ class ReplicatedGradients final : public GradientReduction {
     }
     under_way_.complete();
     for (const int64_t u : order) {
-      if (agreed.left[static_cast<size_t>(u)] != 0) add_late(u);
+      if (agreed.late[static_cast<size_t>(u)] != 0) accumulate_late(u);
     }
     for (const int64_t u : order) {
       if (context_.presence.wanted(u)) state(u).gradient->bring_down();
@@ -210,8 +207,8 @@ class ReplicatedGradients final : public GradientReduction {
 
   // No reduction is under way, unless a pass has thrown: then the next pass or `join_begun` waits
   // for it.
-  void clear(bool finished) override {
-    early_.clear(finished);
+  void clear(bool completed) override {
+    early_.clear(completed);
     for (auto& unit : units_) {
       if (unit.sum == Sum::started) unit.sum = Sum::open;
       unit.filled = false;
@@ -297,7 +294,7 @@ class ReplicatedGradients final : public GradientReduction {
   void reduce_ready() {
     while (const auto unit = context_.order.turn()) {
       if (context_.presence.expected(*unit)) {
-        if (!context_.arrivals.all_counted(*unit)) return;
+        if (!context_.arrivals.all_arrived(*unit)) return;
         const SideScope on(context_.side, context_.mark);
         start(*unit);
       }
@@ -339,13 +336,13 @@ class ReplicatedGradients final : public GradientReduction {
     } else {
       under_way_.add({.unit = unit,
                       .bucket = {whole, false},
-                      .over_ranks = SliceSum(all.all_reduce(whole, label))});
+                      .collectives = PhasedReduction(all.all_reduce(whole, label))});
     }
   }
 
   // Adds the sum over ranks of gradients that came after the unit had been reduced: Note [Early
   // reductions].
-  void add_late(int64_t unit) {
+  void accumulate_late(int64_t unit) {
     const auto& whole = state(unit).gradient->whole();
     auto bucket = array(unit);
     state(unit).late = {};
@@ -380,8 +377,8 @@ class ReplicatedGradients final : public GradientReduction {
 
   std::vector<Unit> units_;
   EarlyReductions early_{false};
-  std::vector<uint8_t> came_;  // by parameter: its gradient has come in the step's last pass
-  Reductions under_way_;
+  std::vector<uint8_t> arrived_;  // by parameter: its gradient has come in the step's last pass
+  ReductionQueue under_way_;
 };
 
 std::unique_ptr<GradientReduction> replicated_gradients(const ReductionContext& context) {

@@ -9,14 +9,14 @@
 // Units are reduced in one order (Note [Order of reductions]). When the pass ends, a unit that this
 // rank has not touched is reduced with zeros. A pass may leave a unit out (a layer that is skipped
 // at random), and the complete units behind it would keep their buckets. So when kWaiting of them
-// wait, the unit is reduced with the gradients that have come (`may_leave` says when it may not). A
-// gradient that comes for a unit that this pass has reduced (recomputation, several uses) waits in
-// a new bucket for the next pass, or for the end of the step.
+// wait, the unit is reduced with the gradients that have come (`may_be_incomplete` says when it may
+// not). A gradient that comes for a unit that this pass has reduced (recomputation, several uses)
+// waits in a new bucket for the next pass, or for the end of the step.
 //
 // Engine::accumulate passes all micro-batches through one layer before the next one. Their
 // gradients add up in the bucket, in the dtype of the storage, and the unit is reduced once a step:
-// `release` says that the gradients of the layers so far are complete. The unit of a weight that
-// several layers share waits until all of them are complete.
+// `reduce_ready` says that the gradients of the layers so far are complete. The unit of a weight
+// that several layers share waits until all of them are complete.
 //
 // If updates run in backward, a slice is handed over when it is reduced, and is not stored. Only a
 // complete unit is handed over. A unit with a parameter that had no gradient on this rank stays
@@ -42,7 +42,7 @@
 #include "zero/base/error.h"
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
-#include "zero/engine/reductions.h"
+#include "zero/engine/reduction_queue.h"
 
 namespace zero {
 
@@ -52,12 +52,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       : GradientReduction(context),
         sums_(context, context.settings.hands_over ? this : nullptr),
         units_(static_cast<size_t>(context.layout.unit_count())),
-        under_way_(context, Reductions::Arrays::own) {
+        under_way_(context, ReductionQueue::Arrays::own) {
     make_residuals();
   }
 
   void begin_pass(const Pass& pass) override {
-    holds_ = pass.holds;
+    layer_major_ = pass.layer_major;
     waiting_ = 0;
     context_.order.restart();
     context_.arrivals.restart_counts();
@@ -88,13 +88,23 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     if (!first) return;
     const int64_t unit = context_.layout.unit_of(parameter);
     const auto turn = state(unit).turn;
-    if (!context_.arrivals.count(unit) || turn == Turn::over) return;
+    if (!context_.arrivals.count_arrival(unit) || turn == Turn::over) return;
     context_.order.became_ready(unit);
     if (turn == Turn::awaited) ++waiting_;
-    if (!holds_) reduce_ready();
+    if (!layer_major_) reduce_ready();
   }
 
-  void reduce_held() override { reduce_ready(); }
+  // Reduces units in order, as long as the next one is complete or keeps too many others waiting.
+  void reduce_ready() override {
+    while (const auto unit = context_.order.turn()) {
+      const bool complete = context_.arrivals.all_arrived(*unit);
+      const bool incomplete = waiting_ >= kWaiting && may_be_incomplete(*unit);
+      if (state(*unit).turn == Turn::at_the_end || (!complete && !incomplete)) return;
+      if (complete) --waiting_;
+      context_.order.advance();
+      reduce(*unit);
+    }
+  }
 
   void end_pass() override {
     while (const auto unit = context_.order.turn()) {
@@ -106,16 +116,16 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void drop_pass() override { under_way_.drop(); }
 
   GradientPresence::Report report() const override {
-    GradientPresence::Report report{.left = std::vector<uint8_t>(units_.size(), 0)};
-    std::ranges::transform(units_, report.left.begin(), [](const Unit& unit) {
+    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0)};
+    std::ranges::transform(units_, report.late.begin(), [](const Unit& unit) {
       return static_cast<uint8_t>(unit.bucket.array.defined());
     });
     return report;
   }
 
-  void reduce_left(const GradientPresence::Agreement& agreed) override {
+  void reduce_late(const GradientPresence::Agreement& agreed) override {
     for (const int64_t u : context_.order.units()) {
-      if (agreed.left[static_cast<size_t>(u)] == 0) continue;
+      if (agreed.late[static_cast<size_t>(u)] == 0) continue;
       if (context_.settings.hands_over) {
         throw Error(fmt::format(
             "A gradient arrived for {} after that was reduced and, with update_in_backward, used: "
@@ -138,7 +148,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
                                [&](int64_t unit) { return context_.form(unit).defers; });
   }
 
-  void clear(bool /*finished*/) override {
+  void clear(bool /*completed*/) override {
     under_way_.drop();
     const SideScope on(context_.side, context_.mark);  // memory goes back to that stream
     sums_.wait();
@@ -182,7 +192,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   }
   optim::SquaredNorm norm(int64_t unit) const override { return sums_.of(unit).norm(unit); }
 
-  void hand_over_to(SumUser& user) override { user_ = &user; }
+  void hand_over_to(BackwardUpdates& updates) override { updates_ = &updates; }
   bool handed_over() const override {
     return context_.settings.hands_over &&
            std::ranges::any_of(units_, [](const Unit& unit) { return unit.sum != Sum::none; });
@@ -237,24 +247,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
            gradient.storage().use_count() == 1;
   }
 
-  // Reduces units in order, as long as the next one is complete or keeps too many others waiting.
-  void reduce_ready() {
-    while (const auto unit = context_.order.turn()) {
-      const bool complete = context_.arrivals.all_counted(*unit);
-      const bool leaves = waiting_ >= kWaiting && may_leave(*unit);
-      if (state(*unit).turn == Turn::at_the_end || (!complete && !leaves)) return;
-      if (complete) --waiting_;
-      context_.order.advance();
-      reduce(*unit);
-    }
-  }
-
   // Returns whether a unit may be reduced before its gradients are all here. It may not if a
   // backward function has a place in its bucket, if late gradients could not be used any more
   // (updates in backward), or if an update of the step before may still read the sum (several
   // layers in one pass).
-  bool may_leave(int64_t unit) const {
-    return context_.order.known() && !context_.arrivals.awaits(unit) && !holds_ &&
+  bool may_be_incomplete(int64_t unit) const {
+    return context_.order.known() && !context_.arrivals.awaits(unit) && !layer_major_ &&
            !context_.settings.hands_over;
   }
 
@@ -269,7 +267,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     Reduction reduction{.unit = unit,
                         .sums = &sums_.of(unit),
                         .bucket = std::exchange(u.bucket, {}),
-                        .adds = u.sum != Sum::none};
+                        .accumulates = u.sum != Sum::none};
     if (u.sum == Sum::none) u.sum = Sum::started;
     close(unit, reduction.bucket.array);
     if (context_.form(unit).converts()) {
@@ -293,7 +291,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   // Adds up over the replicas the sums that micro-batches have made in the block.
   void sum_over_replicas() {
-    std::vector<SliceSum> over_replicas;
+    std::vector<PhasedReduction> over_replicas;
     for (const int64_t u : context_.order.units()) {
       if (context_.form(u).defers && state(u).sum != Sum::none)
         over_replicas.emplace_back(*context_.replicas(), sum(u), context_.label(u));
@@ -305,20 +303,20 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   // The sums give a unit's slice to this, which marks the unit and hands the slice over.
   bool wants(int64_t unit) const override { return context_.presence.complete_here(unit); }
-  void give(int64_t unit, at::Tensor sum) override {
+  void hand_over(int64_t unit, at::Tensor sum) override {
     state(unit).sum = Sum::handed_over;
-    user_->take_up(unit, std::move(sum));
+    updates_->update_in_backward(unit, std::move(sum));
   }
 
   Unit& state(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
   const Unit& state(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
 
-  PlacedSums sums_;
+  SumsByTier sums_;
   std::vector<Unit> units_;
-  bool holds_ = false;   // the pass under way reduces units in `release` only
-  int64_t waiting_ = 0;  // complete units whose turn has not come in this pass
-  SumUser* user_ = nullptr;
-  Reductions under_way_;
+  bool layer_major_ = false;  // the pass under way reduces units in `reduce_ready` only
+  int64_t waiting_ = 0;       // complete units whose turn has not come in this pass
+  BackwardUpdates* updates_ = nullptr;
+  ReductionQueue under_way_;
 };
 
 std::unique_ptr<GradientReduction> sharded_gradients(const ReductionContext& context) {

@@ -67,8 +67,10 @@ void SliceFile::add_slices() {
              .unit = u,
              .state = state,
              .owned = {first + begin, first + end},
-             // The upper halves of split master weights are the parameters.
-             .exposed = state == State::parameters || (state == State::master && plan.split)});
+             // The upper halves of split master weights are the parameters. Nobody writes to those
+             // on a disk but through the table.
+             .exposed = plan.parameters_at != Tier::disk &&
+                        (state == State::parameters || (state == State::master && plan.split))});
       }
     }
     entry_.slices.insert(entry_.slices.end(), mine.begin(), mine.end());

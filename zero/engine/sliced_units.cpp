@@ -6,7 +6,6 @@
 // stores the exact values: master weights, and the slice that the next gather quantises anew. So
 // errors of the quantisation do not add up. `full` gives the stored values.
 #include <array>
-#include <utility>
 
 #include "zero/device/memory.h"
 #include "zero/device/stream.h"

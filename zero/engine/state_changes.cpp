@@ -32,7 +32,7 @@ std::vector<uint8_t> StateChanges::changed_units(std::string_view label,
   const auto& sharded = plan_.placement().sharded;
   const bool gathers = sharded.optimizer && (!sharded.parameters || plan_.kept_on_hosts());
   if (!gathers) return std::vector<uint8_t>(plan_.units().size(), 1);
-  auto changed = flows_.schedule().left_units();
+  auto changed = flows_.schedule().pending_units();
   for (const int64_t unit : units) changed[static_cast<size_t>(unit)] = 1;
   const auto written = flows_.writes().written_units();
   for (size_t u = 0; u < changed.size(); ++u) changed[u] |= written[u];

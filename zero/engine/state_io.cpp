@@ -146,7 +146,8 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
     as_checkpoint_error([&] {
       snapshot = std::make_shared<SaveSnapshot>(
           std::move(file), group.ledger(),
-          beside ? std::optional(options.staging_bytes) : std::optional<int64_t>());
+          beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
+          impl.save_memory);
     });
   });
   // The thread reads on another stream than the one that has written.

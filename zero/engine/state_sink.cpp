@@ -29,7 +29,7 @@ Manifest describe(const StateParts& parts, const Progress& progress) {
         .shape = model.parameter(p).sizes().vec(),
         .strides = model.parameter(p).strides().vec(),
         .optimizer = kind_of(parts, p),
-        .group = static_cast<int64_t>(model.group_of()[static_cast<size_t>(p)]),
+        .group = static_cast<int64_t>(model.parameter_group_of()[static_cast<size_t>(p)]),
         .steps = progress.of(p),
         .states = {},
         .factored = {}};

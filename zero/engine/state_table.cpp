@@ -71,19 +71,19 @@ std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan
 }
 
 StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
-                       const Placement& placement, DeviceLink& link, std::unique_ptr<DiskTier> disk,
-                       Options options)
+                       const Placement& placement, DeviceCopier& copier,
+                       std::unique_ptr<DiskTier> disk, Options options)
     : layout_(layout),
       plans_(std::move(plans)),
       labels_(unit_labels(layout)),
       group_(*placement.shards),
       ledger_(group_.ledger()),
-      link_(link),
+      copier_(copier),
       keeps_old_parameters_(options.keeps_old_parameters),
       keeps_old_states_(options.keeps_old_states),
       device_(
-          std::make_unique<store::MemoryTier>(Tier::device, link, layout.unit_count(), kStates)),
-      host_(std::make_unique<store::MemoryTier>(Tier::host, link, layout.unit_count(), kStates)),
+          std::make_unique<store::MemoryTier>(Tier::device, copier, layout.unit_count(), kStates)),
+      host_(std::make_unique<store::MemoryTier>(Tier::host, copier, layout.unit_count(), kStates)),
       disk_(std::move(disk)),
       updated_(plans_.size(), 0) {
   for (const auto& plan : plans_) new_parameters_.push_back(new_parameters(plan));
@@ -101,6 +101,7 @@ StateTable::~StateTable() {
 
 at::Tensor StateTable::zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                              int64_t colour) const {
+  ensure(tier != Tier::disk, "a disk has no arrays in memory");
   return (tier == Tier::host ? pinned_zeros : device_zeros)(numel, dtype, device(), ledger_,
                                                             category, colour);
 }
@@ -223,6 +224,11 @@ void StateTable::before_change(int64_t unit) const {
 
 State StateTable::held_as(int64_t unit, State state) const {
   return state == State::master && !plan(unit).own_master() ? State::parameters : state;
+}
+
+store::MemoryTier& StateTable::memory_tier(Tier tier) const {
+  ensure(tier != Tier::disk, "a cell on a disk has no memory");
+  return tier == Tier::host ? *host_ : *device_;
 }
 
 store::StateTier& StateTable::tier(int64_t unit, State state) const {
@@ -382,12 +388,19 @@ int64_t StateTable::transfer_bytes(int64_t unit, State state) const {
   return place ? disk_->whole_bytes(unit, *place) : 0;
 }
 
+// Returns the number of the array of a cell that is on a disk.
+int64_t StateTable::array_on_disk(int64_t unit, State state) const {
+  const auto place = place_on_disk(unit, state);
+  ensure(place.has_value(), "a cell that is transferred, or has two copies, is on a disk");
+  return *place;
+}
+
 store::Transfer StateTable::start_read(int64_t unit, State state, void* to) {
-  return disk_->start_read(unit, place_on_disk(unit, state).value(), to);
+  return disk_->start_read(unit, array_on_disk(unit, state), to);
 }
 
 store::Transfer StateTable::start_write(int64_t unit, State state, const void* from) {
-  return disk_->start_write(unit, place_on_disk(unit, state).value(), from);
+  return disk_->start_write(unit, array_on_disk(unit, state), from);
 }
 
 void StateTable::wait(store::Transfer& transfer) {
@@ -395,7 +408,7 @@ void StateTable::wait(store::Transfer& transfer) {
 }
 
 void StateTable::exchange_copies(int64_t unit, State state) {
-  disk_->flip(unit, place_on_disk(unit, state).value());
+  disk_->flip(unit, array_on_disk(unit, state));
 }
 
 // Parameters.
@@ -418,6 +431,7 @@ void StateTable::write_parameter(int64_t parameter, const at::Tensor& values,
   const int64_t u = layout_.unit_of(parameter);
   const auto mine = owned_part(parameter);
   if (mine.empty()) return;
+  before_change(u);
   const auto part =
       values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size());
   auto& at = tier(u, State::parameters);
@@ -455,9 +469,9 @@ void StateTable::reset_new_parameters(int64_t unit, Range elements) {
   const auto& plan = this->plan(unit);
   const auto& fresh = new_parameters_[static_cast<size_t>(unit)].memory;
   if (!fresh.defined() || (plan.own_master() && !plan.split)) return;
-  link_.copy(at_byte(fresh, elements.begin), plan.updated_at(),
-             at_byte(memory(unit, State::parameters), elements.begin), plan.parameters_at,
-             elements.size() * fresh.element_size());
+  copier_.copy(at_byte(fresh, elements.begin), plan.updated_at(),
+               at_byte(memory(unit, State::parameters), elements.begin), plan.parameters_at,
+               elements.size() * fresh.element_size());
 }
 
 void StateTable::refresh_master(int64_t parameter) {
@@ -478,7 +492,7 @@ void StateTable::refresh_master(int64_t parameter) {
   if (plan.crosses()) {
     const auto to = plan.updated_at();
     const auto here = at::empty_like(written, written.options().device(device_of(to)));
-    link_.copy(here, to, written, plan.parameters_at);
+    copier_.copy(here, to, written, plan.parameters_at);
     written = here;
   }
   const auto master = read(u, State::master, mine);
@@ -503,8 +517,9 @@ void StateTable::use_new_parameters(int64_t unit) {
   }
   const auto& fresh = new_parameters_[static_cast<size_t>(unit)].memory;
   const auto& from = fresh.defined() ? fresh : memory(unit, State::master);
-  link_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at, from.const_data_ptr(),
-             plan.updated_at(), static_cast<int64_t>(from.nbytes()), &parameter_copies_);
+  copier_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at,
+               from.const_data_ptr(), plan.updated_at(), static_cast<int64_t>(from.nbytes()),
+               &parameter_copies_);
 }
 
 void StateTable::take_back_update(int64_t unit) {
@@ -564,7 +579,7 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
   const bool updated = weights == Weights::updated;
   if (updated) updated_[static_cast<size_t>(unit)] = 1;
 
-  const auto pass = [&](const DiskTier::Block& part) {
+  const auto sweep = [&](const DiskTier::Block& part) {
     auto block = cells(unit, gradient, part);
     const int64_t bytes =
         (block.end - block.begin) * static_cast<int64_t>(c10::elementSize(plan.dtype));
@@ -580,7 +595,8 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     if (made.kind == Kind::masters) {
       master = parameters;
       if (staged)
-        link_.copy(parameters, plan.updated_at(), old(), plan.parameters_at, bytes, &staging->sent);
+        copier_.copy(parameters, plan.updated_at(), old(), plan.parameters_at, bytes,
+                     &staging->sent);
     }
     auto* const place = parameters;
     if (made.kind != Kind::rounded) parameters = nullptr;
@@ -591,19 +607,19 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     if (made.kind == Kind::copies && made.place != Place::master)
       std::memcpy(place, master, static_cast<size_t>(bytes));
     if (!made.crosses) return;
-    link_.copy(old(), plan.parameters_at, staged ? place : master, plan.updated_at(), bytes,
-               &parameter_copies_);
+    copier_.copy(old(), plan.parameters_at, staged ? place : master, plan.updated_at(), bytes,
+                 &parameter_copies_);
     if (staged) staging->sent.record(device());
   };
   // SGD without momentum on fp32 parameters in memory has no states on disk.
   if (!plan.columns_on_disk().empty()) {
-    disk_->for_each_block(unit, pass, !staged);
+    disk_->for_each_block(unit, sweep, !staged);
     return;
   }
   const int64_t numel = plan.owned.size();
   const int64_t step = made.crosses ? kStagedNumel : numel;
   for (int64_t begin = 0; begin < numel; begin += step)
-    pass({.begin = begin, .end = std::min(numel, begin + step), .arrays = {}});
+    sweep({.begin = begin, .end = std::min(numel, begin + step), .arrays = {}});
 }
 
 }  // namespace zero

@@ -87,12 +87,12 @@ class StateTable {
                                                           bool keeps_old_parameters,
                                                           bool keeps_old_states);
 
-  /// `plans` has one plan for each unit; `disk` is null if no state lies on a disk. `link` must
+  /// `plans` has one plan for each unit; `disk` is null if no state lies on a disk. `copier` must
   /// outlive this. Makes all arrays, filled with zeros, except those of gradients, which the flow
   /// that reduces them makes. Collective if `in_place`.
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
-             const Placement& placement, DeviceLink& link, std::unique_ptr<store::DiskTier> disk,
-             Options options);
+             const Placement& placement, DeviceCopier& copier,
+             std::unique_ptr<store::DiskTier> disk, Options options);
   /// Waits for copies that read its memory.
   ~StateTable();
   StateTable(const StateTable&) = delete;
@@ -103,14 +103,14 @@ class StateTable {
   bool trainable(int64_t unit) const { return plan(unit).trainable; }
   /// Returns the range of all elements of a row on this rank, counted from its first.
   partition::Range all(int64_t unit) const { return {0, plan(unit).owned.size()}; }
-  DeviceLink& link() const { return link_; }
+  DeviceCopier& copier() const { return copier_; }
   /// Returns the ranks over which arrays are sharded.
   comm::Group& group() const { return group_; }
   /// Returns the name of a unit, for people.
   const std::string& label(int64_t unit) const { return labels_[static_cast<size_t>(unit)]; }
   /// Returns the device that the device tier is on.
   c10::Device device() const { return group_.device(); }
-  c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
+  c10::Device device_of(Tier tier) const { return copier_.device_of(tier); }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
 
   // The next functions handle ranges of cells. Elements are counted from the first that this rank
@@ -138,7 +138,8 @@ class StateTable {
   /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
   /// the master weights change with them, and new parameters change with the parameters.
   void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
-  /// Returns the memory of a cell: undefined if the cell has none, or none now.
+  /// Returns the memory of a cell that is not on a disk: undefined if nobody has made it, or if it
+  /// has been given back.
   at::Tensor& memory(int64_t unit, State state) const;
 
   // The next functions transfer whole cells that lie on a disk, asynchronously.
@@ -264,10 +265,11 @@ class StateTable {
   Block cells(int64_t unit, const at::Tensor& gradient, const store::DiskTier::Block& part) const;
   at::Tensor zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                    int64_t colour = 0) const;
-  store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
+  store::MemoryTier& memory_tier(Tier tier) const;
   store::StateTier& tier(int64_t unit, State state) const;
   // The number of a cell's array on disk, or none if it is in memory.
   std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
+  int64_t array_on_disk(int64_t unit, State state) const;
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
   int64_t number(int64_t unit, State state) const;
@@ -285,7 +287,7 @@ class StateTable {
   std::vector<std::string> labels_;  // the units' labels
   comm::Group& group_;
   std::shared_ptr<Ledger> ledger_;
-  DeviceLink& link_;
+  DeviceCopier& copier_;
   bool keeps_old_parameters_;
   bool keeps_old_states_;
   std::unique_ptr<store::MemoryTier> device_;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "zero/engine/form.h"
-#include "zero/optim/passes.h"
 #include "zero/optim/state_format.h"
+#include "zero/optim/sweeps.h"
 #include "zero/partition/layout.h"
 #include "zero/store/tier.h"
 
@@ -28,8 +28,8 @@ struct UnitPlan : Form {
   Tier states_at = Tier::device;     ///< master weights and moments
   /// The device has memory of its own: states on a disk are updated on the host.
   bool own_memory = false;
-  /// How far the update of an element reaches: beyond the element it takes two passes
-  /// (two_passes.h).
+  /// How far the update of an element reaches: beyond the element it takes two sweeps
+  /// (two_sweeps.h).
   optim::Reach reach = optim::Reach::element;
   /// Names of the optimizer's states; none if the unit is not trainable.
   std::vector<std::string_view> moments;
@@ -50,7 +50,7 @@ struct UnitPlan : Form {
     return trainable && ((dtype != at::kFloat && !narrow) ||
                          (parameters_at == Tier::device && updated_at() == Tier::host));
   }
-  /// Returns whether the update rounds weights or moments: optim::NarrowRange.
+  /// Returns whether the update rounds weights or moments: optim::NarrowOperands.
   bool updates_narrow() const {
     return narrow || (moment_format != optim::StateFormat::fp32 && !moments.empty());
   }

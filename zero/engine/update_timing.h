@@ -22,7 +22,7 @@ struct UpdateTiming {
   /// Updates in backward can be taken back, since an overflow of the step is known only after them.
   bool keeps_old_states = false;
 
-  static UpdateTiming of(const Config& config, partition::Sharding placement);
+  static UpdateTiming of(const Config& config, partition::Sharding sharded);
   /// Returns whether parameters are still used while new ones are made.
   bool keeps_old_parameters() const { return delayed_after.has_value() || in_backward; }
   /// Returns whether the update of a unit may run until the next forward pass uses the unit.

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero::partition {
 

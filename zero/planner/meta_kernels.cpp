@@ -10,7 +10,6 @@
 #include <array>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 namespace zero::plan {
 namespace {

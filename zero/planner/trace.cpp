@@ -377,16 +377,6 @@ double Trace::flops() const {
   for (const auto& op : operators) sum += op.flops;
   return sum;
 }
-double Trace::forward_flops() const {
-  double sum = 0;
-  for (const auto& op : operators) sum += op.backward ? 0 : op.flops;
-  return sum;
-}
-int64_t Trace::kept_bytes() const {
-  int64_t sum = 0;
-  for (const auto& each : kept) sum += each.bytes;
-  return sum;
-}
 
 struct Tracing::State {
   explicit State(const TraceOptions& given) : options(given) {

@@ -129,9 +129,6 @@ class DiskTier final : public StateTier {
   Transfer start_write(int64_t unit, int64_t array, const void* from);
   /// Returns the bytes that an array takes in the file: a multiple of kAlignment.
   int64_t whole_bytes(int64_t unit, int64_t array) const;
-  int64_t array_count(int64_t unit) const {
-    return static_cast<int64_t>(this->unit(unit).arrays.size());
-  }
 
   /// Waits for a transfer that this tier has started, and counts the time.
   void wait(Transfer& transfer);

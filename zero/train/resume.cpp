@@ -12,6 +12,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/hash.h"
+#include "zero/base/memory_limit.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/config/fields.h"
@@ -176,9 +177,7 @@ void write_record(const RunFolder& folder, const RunSettings& run, const Progres
   const auto path = folder.checkpoint(progress.step);
   const auto text = record_of(run, progress);
   if (has_manifest(path)) return attach(path, kRecord, text);
-  OutputFile earlier(path / RunFolder::kEarlierMarker, fail<CheckpointError>);
-  earlier.write(text.data(), text.size());
-  earlier.commit();
+  write_file(path / RunFolder::kEarlierMarker, text, fail<CheckpointError>);
 }
 
 namespace {
@@ -351,6 +350,20 @@ Source source_of(const MemoryCopies::Found& copy) {
           .path = copy.folder,
           .record = record_in(read_manifest(copy.folder), copy.folder),
           .damaged = {}};
+}
+
+std::jthread read_ahead(const Source& source, int rank, int ranks) {
+  return std::jthread([path = source.path, rank, ranks] {
+    try {
+      if (!has_manifest(path)) return;
+      const auto manifest = read_manifest(path);
+      uint64_t bytes = 0;
+      for (const auto& file : manifest.files) bytes += file.sums.bytes;
+      if (static_cast<double>(bytes) < static_cast<double>(available_memory().available) / 2)
+        zero::read_ahead(path, manifest, rank, ranks);
+    } catch (const Error&) {  // whoever loads it is told
+    }
+  });
 }
 
 ResumePoint resume_point(const Source& source, const RunSettings& run) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "zero/comm/job.h"
@@ -107,6 +108,10 @@ Source find_checkpoint(const Options& options, const std::vector<int64_t>& damag
 std::filesystem::path memory_folder(const Options& options);
 /// Returns a copy in memory, of which this host need not have every file. Throws CheckpointError.
 Source source_of(const MemoryCopies::Found& copy);
+/// Starts a thread that brings a rank's part of the checkpoint's files into the page cache, while
+/// the process makes its group and its model. It does nothing if they take more than half of the
+/// memory that is available.
+std::jthread read_ahead(const Source& source, int rank, int ranks);
 
 /// Returns a checkpoint's position in a run with these settings. Throws ConfigError, naming the
 /// setting, both values and the remedy, if this run cannot go on from there: another size of tiles,

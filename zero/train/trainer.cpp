@@ -127,6 +127,7 @@ int Trainer::train() {
   const auto& options = run_.options;
   const auto begin = std::chrono::steady_clock::now();
   train_begin_ = begin;
+  stop_after_ = parse_duration(options.stop_after);
   std::exception_ptr lost;  // the failure of the last save, which does not cost the weights
   while (step_ < options.steps && stop_signal_ == 0) {
     const bool has_profile = measuring_.has_profile();  // of the step before
@@ -271,9 +272,8 @@ StepResult Trainer::update(bool leave_out) {
 int Trainer::asked_to_stop() const {
   if (signals_ == nullptr) return 0;
   if (const int signal = signals_->received()) return signal;
-  const auto limit = parse_duration(run_.options.stop_after);
   const std::chrono::duration<double> trained = std::chrono::steady_clock::now() - train_begin_;
-  return limit && trained.count() >= *limit ? SIGALRM : 0;
+  return stop_after_ && trained.count() >= *stop_after_ ? SIGALRM : 0;
 }
 
 bool Trainer::agree_to_stop() {

@@ -115,6 +115,7 @@ class Trainer {
   std::optional<SaveReport> save_;  ///< the save that `end_save` would complete
   std::chrono::steady_clock::time_point save_begin_;
   std::chrono::steady_clock::time_point train_begin_;
+  std::optional<double> stop_after_;            ///< seconds from then on
   const class StopSignals* signals_ = nullptr;  ///< while `train` runs
 };
 

@@ -26,7 +26,7 @@ void require_utf8(std::string_view text) {
                                 in_quotes(text.substr(0, 40)), good));
 }
 
-// The tokens that a template puts before and behind the text.
+// Returns the tokens that a template puts before and behind the text.
 std::pair<Ids, Ids> template_tokens(const Json& json) {
   std::pair<Ids, Ids> around;
   bool behind = false;

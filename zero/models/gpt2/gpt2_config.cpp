@@ -148,11 +148,7 @@ Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source)
   if (config.activation == "gelu_pytorch_tanh" || config.activation == "gelu_fast")
     config.activation = "gelu_new";
   if (config.activation == "swish") config.activation = "silu";
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", source, error.what()));
-  }
+  read.validate(config);
   return config;
 }
 

@@ -1,4 +1,4 @@
-#include "zero/engine/pass_batches.h"
+#include "zero/engine/sweep_batches.h"
 
 #include <ATen/ceil_div.h>
 
@@ -25,7 +25,7 @@ class Batcher {
           const ModelShape& model, int64_t ranks, bool sliced)
       : layout_(layout), units_(units), model_(model), ranks_(ranks), sliced_(sliced) {}
 
-  std::vector<PassBatch> batches() {
+  std::vector<SweepBatch> batches() {
     make_batches();
     for (auto& batch : batches_) {
       if (batch.reach == Reach::matrix) deal(batch);
@@ -38,12 +38,12 @@ class Batcher {
   void make_batches() {
     // The directions of one batch are held at a time.
     constexpr int64_t kFactoredNumel = 1 << 22;
-    PassBatch by_parameter{.reach = Reach::parameter};
-    PassBatch by_matrix{.reach = Reach::matrix};
-    PassBatch by_factors{.reach = Reach::factors};
+    SweepBatch by_parameter{.reach = Reach::parameter};
+    SweepBatch by_matrix{.reach = Reach::matrix};
+    SweepBatch by_factors{.reach = Reach::factors};
     int64_t matrices = 0;
     int64_t numel = 0;
-    const auto close = [&](PassBatch& batch) {
+    const auto close = [&](SweepBatch& batch) {
       if (!batch.units.empty()) batches_.push_back(std::exchange(batch, {.reach = batch.reach}));
     };
     for (int64_t u = 0; u < layout_.unit_count(); ++u) {
@@ -70,17 +70,17 @@ class Batcher {
   }
 
   // Deals out the most expensive matrix first, each to the rank that has least to do.
-  void deal(PassBatch& batch) const {
+  void deal(SweepBatch& batch) const {
     for (const int64_t u : batch.units) {
       for (const auto& segment : layout_.unit(u).segments) {
         const auto& shape = model_.parameter(segment.parameter);
-        PassBatch::Matrix matrix{
+        SweepBatch::Matrix matrix{
             .parameter = segment.parameter, .rows = shape.sizes[0], .columns = shape.sizes[1]};
         if (!shape.is_contiguous()) std::swap(matrix.rows, matrix.columns);
         batch.matrices.push_back(matrix);
       }
     }
-    const auto cost = [](const PassBatch::Matrix& m) {
+    const auto cost = [](const SweepBatch::Matrix& m) {
       return static_cast<double>(m.rows) * static_cast<double>(m.columns) *
              static_cast<double>(std::min(m.rows, m.columns));
     };
@@ -99,8 +99,8 @@ class Batcher {
     }
   }
 
-  // The ranks gather the arrays in this order after the first passes.
-  void plan_exchange(PassBatch& batch) const {
+  // The ranks gather the arrays in this order after the first sweeps.
+  void plan_exchange(SweepBatch& batch) const {
     auto& gathered = batch.gathered_bytes;
     if (batch.reach == Reach::matrix) {
       for (const int64_t u : batch.units) gathered.push_back(layout_.unit(u).numel * 4);
@@ -120,7 +120,7 @@ class Batcher {
   }
 
   // Returns the most rows and columns that the slice of any rank meets.
-  int64_t factor_message(const PassBatch& batch) const {
+  int64_t factor_message(const SweepBatch& batch) const {
     std::vector<int64_t> counts(static_cast<size_t>(ranks_), 0);
     for (const int64_t u : batch.units) {
       for (const auto& segment : layout_.unit(u).segments) {
@@ -138,7 +138,7 @@ class Batcher {
     return at::round_up(*std::ranges::max_element(counts), kWord);
   }
 
-  void find_shared(PassBatch& batch) const {
+  void find_shared(SweepBatch& batch) const {
     for (const int64_t u : batch.units) {
       const int64_t slice = layout_.slice_numel(u);
       for (const auto& segment : layout_.unit(u).segments) {
@@ -154,14 +154,14 @@ class Batcher {
   const ModelShape& model_;
   int64_t ranks_;
   bool sliced_;
-  std::vector<PassBatch> batches_;
+  std::vector<SweepBatch> batches_;
 };
 
 }  // namespace
 
-std::vector<PassBatch> batch_passes(const partition::Layout& layout,
-                                    const std::vector<UnitPlan>& units, const ModelShape& model,
-                                    int64_t ranks, bool sliced) {
+std::vector<SweepBatch> batch_sweeps(const partition::Layout& layout,
+                                     const std::vector<UnitPlan>& units, const ModelShape& model,
+                                     int64_t ranks, bool sliced) {
   return Batcher(layout, units, model, ranks, sliced).batches();
 }
 

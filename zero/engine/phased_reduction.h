@@ -17,21 +17,21 @@ namespace zero {
 /// each replica adds up one part of it over the replicas and sends this part to the others (Note
 /// [Hybrid sharding]). Each phase is asynchronous. All ranks start and advance the same sums in the
 /// same order.
-class SliceSum {
+class PhasedReduction {
  public:
-  SliceSum() = default;
+  PhasedReduction() = default;
   /// Starts the sum of `input` over `shards`. Without replicas it goes to `output`, with replicas
   /// to `partial`, which may be `output`, or `input` if there is one shard. `label` and `replicas`
   /// must live as long as this. `wire` says how the sum crosses between hosts; it has an effect
   /// without replicas only.
-  SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor& input, at::Tensor partial,
-           at::Tensor output, std::string_view label,
-           const std::optional<comm::LinkWire>& wire = {});
+  PhasedReduction(comm::Group& shards, comm::Group* replicas, const at::Tensor& input,
+                  at::Tensor partial, at::Tensor output, std::string_view label,
+                  const std::optional<comm::LinkWire>& wire = {});
   /// Starts the sum of `slice` over `replicas` alone, in place.
-  SliceSum(comm::Group& replicas, const at::Tensor& slice, std::string_view label);
+  PhasedReduction(comm::Group& replicas, const at::Tensor& slice, std::string_view label);
   /// Takes a sum that has been started and has one phase: an all-reduce, whose whole result each
   /// rank gets.
-  explicit SliceSum(comm::Work work) : work_(std::move(work)) {}
+  explicit PhasedReduction(comm::Work work) : work_(std::move(work)) {}
 
   /// Waits for the phase under way and starts the next. Returns true, now and from then on, if
   /// there is none: the sum is done.

@@ -1,9 +1,8 @@
-#include "zero/engine/two_passes.h"
+#include "zero/engine/two_sweeps.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "zero/base/device_limit.h"
@@ -14,7 +13,7 @@ namespace zero {
 using optim::Reach;
 using partition::intersect;
 
-TwoPasses::TwoPasses(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
+TwoSweeps::TwoSweeps(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
                      std::function<Optimizer(int64_t parameter)> in_force)
     : layout_(plan.layout()),
       table_(table),
@@ -22,7 +21,7 @@ TwoPasses::TwoPasses(const EnginePlan& plan, const StateTable& table, FactoredSt
       in_force_(std::move(in_force)),
       group_(table.group()),
       sliced_(plan.placement().sharded.optimizer && group_.size() > 1),
-      batches_(plan.step().pass_batches),
+      batches_(plan.step().sweep_batches),
       factors_(table, factored),
       ratio_(static_cast<size_t>(model_.size()), 1.0),
       directions_(static_cast<size_t>(layout_.unit_count())) {
@@ -37,7 +36,7 @@ TwoPasses::TwoPasses(const EnginePlan& plan, const StateTable& table, FactoredSt
   }
 }
 
-void TwoPasses::begin(int64_t unit) {
+void TwoSweeps::begin(int64_t unit) {
   const HostScope whole_or_not_at_all;  // other units have been updated already
   if (keeps_direction_[static_cast<size_t>(unit)] != 0) {
     directions_[static_cast<size_t>(unit)] =
@@ -51,30 +50,30 @@ void TwoPasses::begin(int64_t unit) {
   }
 }
 
-void TwoPasses::begin(int64_t parameter, const Optimizer& optimizer, int64_t step) {
+void TwoSweeps::begin(int64_t parameter, const Optimizer& optimizer, int64_t step) {
   if (const auto* adafactor = std::get_if<Adafactor>(&optimizer); adafactor && !turns_.empty())
     turns_[static_cast<size_t>(parameter)] = {step, *adafactor};
 }
 
-optim::Findings TwoPasses::findings(int64_t unit, int64_t begin) const {
+optim::Findings TwoSweeps::findings(int64_t unit, int64_t begin) const {
   optim::Findings wanted;
   const auto& direction = directions_[static_cast<size_t>(unit)];
   if (direction.defined()) wanted.direction = direction.mutable_data_ptr<float>() + begin;
   return wanted;
 }
 
-void TwoPasses::add(int64_t parameter, const optim::Findings& found) {
+void TwoSweeps::add(int64_t parameter, const optim::Findings& found) {
   if (norms_.empty()) return;
   const std::lock_guard lock(mutex_);
   norms_[static_cast<size_t>(parameter)].add(found.norms);
 }
 
-const float* TwoPasses::direction(int64_t unit, int64_t begin) const {
+const float* TwoSweeps::direction(int64_t unit, int64_t begin) const {
   const auto& direction = directions_[static_cast<size_t>(unit)];
   return direction.defined() ? direction.const_data_ptr<float>() + begin : nullptr;
 }
 
-void TwoPasses::exchange(size_t index) {
+void TwoSweeps::exchange(size_t index) {
   const HostScope whole_or_not_at_all;
   const auto& batch = batches_[index];
   if (batch.reach == Reach::matrix) {
@@ -91,7 +90,7 @@ void TwoPasses::exchange(size_t index) {
   }
 }
 
-void TwoPasses::exchange_norms(const std::vector<int64_t>& shared) {
+void TwoSweeps::exchange_norms(const std::vector<int64_t>& shared) {
   if (shared.empty()) return;
   std::vector<optim::ParameterNorms> sums;
   for (const int64_t p : shared) sums.push_back(norms_[static_cast<size_t>(p)]);
@@ -102,16 +101,16 @@ void TwoPasses::exchange_norms(const std::vector<int64_t>& shared) {
 }
 
 // Returns the part of an array of all elements of its unit.
-at::Tensor TwoPasses::matrix_of(const at::Tensor& unit, const PassBatch::Matrix& matrix) const {
+at::Tensor TwoSweeps::matrix_of(const at::Tensor& unit, const SweepBatch::Matrix& matrix) const {
   const auto& segment = layout_.segment_of(matrix.parameter);
   return unit.narrow(0, segment.offset, segment.numel).view({matrix.rows, matrix.columns});
 }
 
-void TwoPasses::exchange_matrices(const PassBatch& batch) {
-  const auto unit_of = [&](const PassBatch::Matrix& matrix) {
+void TwoSweeps::exchange_matrices(const SweepBatch& batch) {
+  const auto unit_of = [&](const SweepBatch::Matrix& matrix) {
     return static_cast<size_t>(layout_.unit_of(matrix.parameter));
   };
-  const auto make_orthogonal = [&](const at::Tensor& unit, const PassBatch::Matrix& matrix) {
+  const auto make_orthogonal = [&](const at::Tensor& unit, const SweepBatch::Matrix& matrix) {
     const auto optimizer = in_force_(matrix.parameter);
     const auto values = matrix_of(unit, matrix);
     optim::orthogonalise(values, std::get<Muon>(optimizer).ns_steps);

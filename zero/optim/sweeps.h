@@ -1,10 +1,10 @@
-// Updates in two passes, for optimizers whose elements depend on their whole parameter.
+// Updates in two sweeps, for optimizers whose elements depend on their whole parameter.
 //
-// Note [Two passes]
-// The first pass over a slice updates the states and collects the slice's share of what the second
-// pass needs to know of the whole parameter. It leaves the weights as they are. The ranks combine
-// their shares, and then the second pass updates the weights.
-//   LAMB: the shares are norms of the parameter and of its update (exact_sum.h). The second pass
+// Note [Two sweeps]
+// The first sweep over a slice updates the states and collects the slice's share of what the second
+// sweep needs to know of the whole parameter. It leaves the weights as they are. The ranks combine
+// their shares, and then the second sweep updates the weights.
+//   LAMB: the shares are norms of the parameter and of its update (exact_sum.h). The second sweep
 //         computes the update again from states and weights, so that it needs neither gradients nor
 //         memory.
 //   Muon: the share is the direction of the slice. Whole matrices are made orthogonal, and their
@@ -27,10 +27,10 @@ namespace zero::optim {
 /// parameter; on the matrix that it is in; or on norms and on the sums of its row and column.
 enum class Reach : uint8_t { element, parameter, matrix, factors };
 Reach reach(const Optimizer& optimizer);
-/// Returns whether the second pass needs the first pass's Findings::direction.
+/// Returns whether the second sweep needs the first sweep's Findings::direction.
 bool keeps_direction(const Optimizer& optimizer);
 
-/// Sums of squares over the elements of a parameter that have been passed so far.
+/// Sums of squares over the elements of a parameter that have been swept so far.
 struct ParameterNorms {
   ExactSum weights;
   ExactSum update;
@@ -40,31 +40,31 @@ struct ParameterNorms {
   }
 };
 
-/// The results of a first pass.
+/// The results of a first sweep.
 struct Findings {
   ParameterNorms norms{};      ///< for Reach::parameter; for Reach::factors only the weights' norm
-  float* direction = nullptr;  ///< with keeps_direction: as many elements as the range has
+  float* direction = nullptr;  ///< with keeps_direction: as many elements as the operands have
 };
 
-/// Makes the first pass over `range`, which begins at a multiple of ExactSum::kBlock elements of
-/// its parameter, and ends at one or at the end of the parameter. Adds to `findings`.
-void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale, const Range& range,
-                Findings& findings);
-void first_pass_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
-                          const Range& range, Findings& findings);
+/// Makes the first sweep over `operands`, which begin at a multiple of ExactSum::kBlock elements of
+/// its parameter, and end at one or at the end of the parameter. Adds to `findings`.
+void first_sweep(const Optimizer& optimizer, int64_t step, double gradient_scale,
+                 const Operands& operands, Findings& findings);
+void first_sweep_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
+                           const Operands& operands, Findings& findings);
 
 /// Returns the ratio that the norms of `numel` elements give (Reach::parameter, Reach::factors).
 double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t numel);
 /// Returns the ratio that a matrix's shape gives (Reach::matrix).
 double ratio(int64_t rows, int64_t columns);
 
-/// Makes the second pass. `range` has no gradient. With keeps_direction it has the direction in its
-/// place: the orthogonal one for Reach::matrix, and the one that was made from the gradient for
-/// Reach::factors.
-void second_pass(const Optimizer& optimizer, int64_t step, double lr, double ratio,
-                 const Range& range);
-void second_pass_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
-                           const Range& range);
+/// Makes the second sweep. `operands` have no gradient. With keeps_direction they have the
+/// direction in its place: the orthogonal one for Reach::matrix, and the one that was made from the
+/// gradient for Reach::factors.
+void second_sweep(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                  const Operands& operands);
+void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                            const Operands& operands);
 
 /// Makes a matrix (2-D, fp32, contiguous) nearly orthogonal in place. It divides the matrix by its
 /// Frobenius norm, and then makes `iterations` Newton-Schulz iterations with the coefficients

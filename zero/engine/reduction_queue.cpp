@@ -1,4 +1,4 @@
-#include "zero/engine/reductions.h"
+#include "zero/engine/reduction_queue.h"
 
 #include <exception>
 
@@ -6,14 +6,14 @@
 
 namespace zero {
 
-Reductions::~Reductions() {
+ReductionQueue::~ReductionQueue() {
   try {
     {
       // Memory goes back to this stream, even that of sums that the caller's stream still reads.
       const SideScope on(context_.side, context_.mark);
       for (auto& reduction : under_way_) {
         try {
-          reduction.over_ranks.wait();
+          reduction.collectives.wait();
         } catch (const std::exception&) {  // the group has failed, which others report
         }
       }
@@ -23,8 +23,8 @@ Reductions::~Reductions() {
   }
 }
 
-void Reductions::start(Reduction reduction, bool over_replicas,
-                       const std::optional<comm::LinkWire>& wire) {
+void ReductionQueue::start(Reduction reduction, bool over_replicas,
+                           const std::optional<comm::LinkWire>& wire) {
   auto& shards = *context_.placement.shards;
   auto* replicas = over_replicas ? context_.replicas() : nullptr;
   const int64_t unit = reduction.unit;
@@ -39,51 +39,52 @@ void Reductions::start(Reduction reduction, bool over_replicas,
       partial = reduction.partial = context_.pool.take(reduction.output.numel(), dtype);
     }
   }
-  reduction.over_ranks = SliceSum(shards, replicas, reduction.bucket.array, std::move(partial),
-                                  reduction.output, context_.label(unit), wire);
+  reduction.collectives =
+      PhasedReduction(shards, replicas, reduction.bucket.array, std::move(partial),
+                      reduction.output, context_.label(unit), wire);
   under_way_.push_back(std::move(reduction));
 }
 
-void Reductions::advance(size_t newest) {
+void ReductionQueue::advance(size_t newest) {
   size_t done = 0;  // the oldest ones: one with fewer phases may have to wait for an earlier one
   for (size_t i = 0; i + newest < under_way_.size(); ++i) {
-    if (under_way_[i].over_ranks.advance() && done == i) ++done;
+    if (under_way_[i].collectives.advance() && done == i) ++done;
   }
   for (; done > 0; --done) {
     auto reduction = std::move(under_way_.front());
     under_way_.pop_front();
-    retire(std::move(reduction));
+    accumulate(std::move(reduction));
   }
 }
 
-void Reductions::complete() {
+void ReductionQueue::complete() {
   while (!under_way_.empty()) advance(0);
 }
 
-void Reductions::retire(Reduction reduction) const {
-  reduction.over_ranks = {};
+void ReductionQueue::accumulate(Reduction reduction) const {
+  reduction.collectives = {};
   if (reduction.partial.defined()) context_.pool.give(std::move(reduction.partial));
   reduction.partial = at::Tensor();
   const auto& form = context_.form(reduction.unit);
   const auto& output = reduction.output;
   if (form.rounds && output.scalar_type() != form.reduced) output.copy_(output.to(form.reduced));
   if (auto* sums = reduction.sums) {
-    sums->receive(std::move(reduction));
+    sums->accumulate(std::move(reduction));
   } else if (reduction.bucket.pooled) {
     context_.pool.give(std::move(reduction.bucket));
   }
 }
 
-void Reductions::drop() {
+void ReductionQueue::drop() {
   if (under_way_.empty()) return;
   {
     const SideScope on(context_.side, context_.mark);
     for (auto& reduction : under_way_) {
       try {
-        reduction.over_ranks.wait();
+        reduction.collectives.wait();
       } catch (const CommError&) {  // the group has failed, which the next collective reports
       }
-      reduction.over_ranks = {};
+      reduction.collectives = {};
       if (reduction.partial.defined()) context_.pool.give(std::move(reduction.partial));
       if (auto* sums = reduction.sums) {
         sums->drop(std::move(reduction));

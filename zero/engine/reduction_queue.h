@@ -10,22 +10,23 @@
 #include <utility>
 
 #include "zero/comm/group.h"
-#include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
+#include "zero/engine/reduction_context.h"
 
 namespace zero {
 
 /// Moves reductions through their phases, in the order in which they were started.
-class Reductions {
+class ReductionQueue {
  public:
   /// Says whether somebody may write to the arrays of a reduction after it was dropped: nobody
   /// (`own`), or the caller (`callers`), whose stream then follows the side stream.
   enum class Arrays : uint8_t { own, callers };
-  Reductions(const ReductionContext& context, Arrays arrays) : context_(context), arrays_(arrays) {}
+  ReductionQueue(const ReductionContext& context, Arrays arrays)
+      : context_(context), arrays_(arrays) {}
   /// Waits for those under way, whether they succeed or not.
-  ~Reductions();
-  Reductions(const Reductions&) = delete;
-  Reductions& operator=(const Reductions&) = delete;
+  ~ReductionQueue();
+  ReductionQueue(const ReductionQueue&) = delete;
+  ReductionQueue& operator=(const ReductionQueue&) = delete;
 
   /// Starts the reduce-scatter of a bucket to `output`, which the sum over replicas follows if
   /// `over_replicas`. To be called on the side stream.
@@ -34,7 +35,7 @@ class Reductions {
   void add(Reduction reduction) { under_way_.push_back(std::move(reduction)); }
 
   /// Moves all reductions on by a phase, the oldest first, except the `newest` of them, which run
-  /// on while the next bucket fills. Reductions that are done go to their place.
+  /// on while the next bucket fills. Results that are there go to their place.
   void advance(size_t newest);
   /// Completes all reductions.
   void complete();
@@ -42,7 +43,7 @@ class Reductions {
   void drop();
 
  private:
-  void retire(Reduction reduction) const;
+  void accumulate(Reduction reduction) const;
 
   ReductionContext context_;
   Arrays arrays_;

@@ -1,12 +1,12 @@
-#include "zero/engine/slice_sum.h"
+#include "zero/engine/phased_reduction.h"
 
 #include <utility>
 
 namespace zero {
 
-SliceSum::SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor& input,
-                   at::Tensor partial, at::Tensor output, std::string_view label,
-                   const std::optional<comm::LinkWire>& wire)
+PhasedReduction::PhasedReduction(comm::Group& shards, comm::Group* replicas,
+                                 const at::Tensor& input, at::Tensor partial, at::Tensor output,
+                                 std::string_view label, const std::optional<comm::LinkWire>& wire)
     : replicas_(replicas), partial_(std::move(partial)), output_(std::move(output)), label_(label) {
   if (replicas_ == nullptr) {
     work_ = shards.reduce_scatter(output_, input, label_, wire);
@@ -15,15 +15,16 @@ SliceSum::SliceSum(comm::Group& shards, comm::Group* replicas, const at::Tensor&
   }
 }
 
-SliceSum::SliceSum(comm::Group& replicas, const at::Tensor& slice, std::string_view label)
+PhasedReduction::PhasedReduction(comm::Group& replicas, const at::Tensor& slice,
+                                 std::string_view label)
     : replicas_(&replicas), partial_(slice), output_(slice), label_(label) {}
 
-at::Tensor SliceSum::part() const {
+at::Tensor PhasedReduction::part() const {
   const int64_t numel = output_.numel() / replicas_->size();
   return output_.narrow(0, replicas_->rank() * numel, numel);
 }
 
-bool SliceSum::advance() {
+bool PhasedReduction::advance() {
   work_.wait();
   work_ = {};
   if (replicas_ == nullptr || phase_ == Phase::sharing) return true;

@@ -1,7 +1,7 @@
-// The exchange between ranks that separates the two passes of an update: Note [Two passes] in
-// zero/optim/passes.h.
+// The exchange between ranks that separates the two sweeps of an update: Note [Two sweeps] in
+// zero/optim/sweeps.h.
 //
-// Note [Exchange between passes]
+// Note [Exchange between sweeps]
 // LAMB needs the norms of parameters. The ranks add up those of parameters in several slices, as
 // exact sums, in one all-gather a step; the others concern only the owner of their slice. Adafactor
 // needs sums of rows and columns (factor_exchange.h), then norms in the same way, for batches of
@@ -9,7 +9,7 @@
 // the directions of all slices. Each matrix is made orthogonal by one rank, and the matrices are
 // dealt out by cost. Then the ranks gather the results, and each takes its slice. If states are
 // replicated, every rank does all of it. The thread that trains makes these calls in one order on
-// all ranks, whatever the schedule of updates: a first pass ends before `step` does.
+// all ranks, whatever the schedule of updates: a first sweep ends before `step` does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,49 +22,49 @@
 #include "zero/engine/engine_plan.h"
 #include "zero/engine/factor_exchange.h"
 #include "zero/engine/factored_states.h"
-#include "zero/engine/pass_batches.h"
 #include "zero/engine/state_table.h"
-#include "zero/optim/passes.h"
+#include "zero/engine/sweep_batches.h"
+#include "zero/optim/sweeps.h"
 #include "zero/partition/layout.h"
 
 namespace zero {
 
-class TwoPasses {
+class TwoSweeps {
  public:
   /// The arguments outlive this. `in_force` gives the optimizer of a parameter in this update, as
   /// it suits the parameter.
-  TwoPasses(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
+  TwoSweeps(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
             std::function<Optimizer(int64_t parameter)> in_force);
 
   optim::Reach reach(int64_t unit) const { return table_.plan(unit).reach; }
-  /// Returns the units of two passes, in the order of their first passes; an `exchange` follows
+  /// Returns the units of two sweeps, in the order of their first sweeps; an `exchange` follows
   /// each batch.
-  const std::vector<PassBatch>& batches() const { return batches_; }
+  const std::vector<SweepBatch>& batches() const { return batches_; }
 
-  /// The first pass of a unit begins. Calls for its parameters follow, each with its update's
+  /// The first sweep of a unit begins. Calls for its parameters follow, each with its update's
   /// number `step`.
   void begin(int64_t unit);
   void begin(int64_t parameter, const Optimizer& optimizer, int64_t step);
-  /// Returns the places for the findings of a first pass about owned elements from `begin` on. The
-  /// pass then gives its findings on a parameter to `add`, which several threads may call at once.
+  /// Returns the places for the findings of a first sweep about owned elements from `begin` on. The
+  /// sweep then gives its findings on a parameter to `add`, which several threads may call at once.
   optim::Findings findings(int64_t unit, int64_t begin) const;
   void add(int64_t parameter, const optim::Findings& found);
 
-  /// Makes the exchange after the first passes of batch number `batch`. Collective over the ranks
+  /// Makes the exchange after the first sweeps of batch number `batch`. Collective over the ranks
   /// that shard.
   void exchange(size_t batch);
 
-  /// The second pass needs the ratio of a parameter, and directions of its owned elements from
+  /// The second sweep needs the ratio of a parameter, and directions of its owned elements from
   /// `begin` on.
   double ratio(int64_t parameter) const { return ratio_[static_cast<size_t>(parameter)]; }
   const float* direction(int64_t unit, int64_t begin) const;
-  /// The second pass of a unit has ended.
+  /// The second sweep of a unit has ended.
   void end(int64_t unit) { directions_[static_cast<size_t>(unit)] = at::Tensor(); }
 
  private:
   void exchange_norms(const std::vector<int64_t>& shared);
-  void exchange_matrices(const PassBatch& batch);
-  at::Tensor matrix_of(const at::Tensor& unit, const PassBatch::Matrix& matrix) const;
+  void exchange_matrices(const SweepBatch& batch);
+  at::Tensor matrix_of(const at::Tensor& unit, const SweepBatch::Matrix& matrix) const;
 
   const partition::Layout& layout_;
   const StateTable& table_;
@@ -73,7 +73,7 @@ class TwoPasses {
   comm::Group& group_;                    // the ranks that shard
   bool sliced_;                           // units lie in slices on its ranks
   std::vector<uint8_t> keeps_direction_;  // by unit
-  std::vector<PassBatch> batches_;
+  std::vector<SweepBatch> batches_;
   FactorExchange factors_;
   std::vector<FactorExchange::Turn> turns_;   // by parameter; empty without need
   std::vector<optim::ParameterNorms> norms_;  // by parameter; empty without need

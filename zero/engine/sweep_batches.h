@@ -1,5 +1,5 @@
-// The batches of updates in two passes, and the exchanges between ranks after the first passes of a
-// batch (Note [Exchange between passes] in two_passes.h): numbers alone, decided in the plan.
+// The batches of updates in two sweeps, and the exchanges between ranks after the first sweeps of a
+// batch (Note [Exchange between sweeps] in two_sweeps.h): numbers alone, decided in the plan.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 #include "zero/engine/model_shape.h"
 #include "zero/engine/unit_plan.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #include "zero/partition/layout.h"
 
 namespace zero {
 
-/// Units whose first passes come before one exchange. All of them have the same reach.
-struct PassBatch {
+/// Units whose first sweeps come before one exchange. All of them have the same reach.
+struct SweepBatch {
   /// A matrix that one rank makes orthogonal.
   struct Matrix {
     int64_t parameter = 0;
@@ -36,10 +36,10 @@ struct PassBatch {
   std::vector<int64_t> gathered_bytes{};
 };
 
-/// Returns the batches of a step, in the order of their first passes, for `ranks` ranks that shard.
+/// Returns the batches of a step, in the order of their first sweeps, for `ranks` ranks that shard.
 /// `sliced`: optimizer states lie in slices on those ranks, so that an exchange is needed.
-std::vector<PassBatch> batch_passes(const partition::Layout& layout,
-                                    const std::vector<UnitPlan>& units, const ModelShape& model,
-                                    int64_t ranks, bool sliced);
+std::vector<SweepBatch> batch_sweeps(const partition::Layout& layout,
+                                     const std::vector<UnitPlan>& units, const ModelShape& model,
+                                     int64_t ranks, bool sliced);
 
 }  // namespace zero
