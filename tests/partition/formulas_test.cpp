@@ -93,13 +93,6 @@ TEST(Figure1, StagesOfTheSevenAndAHalfBillionModelOn64Devices) {
   EXPECT_NEAR(gigabytes(3, 7.5e9, 64), 1.9, 0.05);
 }
 
-/// Returns the largest model whose states fit into `device_bytes`, times `model_parallel` (section
-/// 10.1 multiplies).
-double largest_model(Sharding sharding, double device_bytes, double world_size,
-                     double model_parallel = 1) {
-  return device_bytes / state_memory(sharding, 1, world_size).total() * model_parallel;
-}
-
 TEST(Table2, LargestModelOn32GigabyteDevices) {
   // Billions of parameters at N = 64 data-parallel ranks, one decimal; the paper multiplies the
   // rounded first row by MP.

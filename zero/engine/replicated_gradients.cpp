@@ -135,7 +135,7 @@ class ReplicatedGradients final : public GradientReduction {
     const int64_t unit = context_.layout.unit_of(parameter);
     if (!context_.arrivals.count_arrival(unit) || state(unit).sum == Sum::started) return;
     context_.order.became_ready(unit);
-    if (context_.order.known()) reduce_ready();
+    if (context_.order.known()) reduce_in_turn();
   }
 
   void end_pass() override {
@@ -291,7 +291,7 @@ class ReplicatedGradients final : public GradientReduction {
   }
 
   // Reduces units in order as long as the next one is complete, or is not expected.
-  void reduce_ready() {
+  void reduce_in_turn() {
     while (const auto unit = context_.order.turn()) {
       if (context_.presence.expected(*unit)) {
         if (!context_.arrivals.all_arrived(*unit)) return;

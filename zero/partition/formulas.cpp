@@ -51,6 +51,11 @@ LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, 
   return memory;
 }
 
+double largest_model(Sharding sharding, double device_bytes, double world_size,
+                     double model_parallel) {
+  return device_bytes / state_memory(sharding, 1, world_size).total() * model_parallel;
+}
+
 int64_t share_sent(int64_t bytes, int64_t world_size) {
   return bytes / world_size * (world_size - 1);
 }
