@@ -5,9 +5,11 @@
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "apps/zero/command_line.h"
@@ -130,7 +132,12 @@ int train(const Arguments& arguments) {
   const auto saved = source ? train::saved_settings(*source) : std::nullopt;
   const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
   std::jthread reading;
-  if (source && ranks.launched()) reading = train::read_ahead(*source, ranks.rank(), ranks.size());
+  // A run with copies in memory mostly goes on from those.
+  std::error_code ignored;
+  const bool has_copies = MemoryCopies::launcher_folder() &&
+                          std::filesystem::exists(train::memory_folder(asked.program), ignored);
+  if (source && ranks.launched() && !has_copies)
+    reading = train::read_ahead(*source, ranks.rank(), ranks.size());
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
   const auto tell = [&](std::string_view warning) {

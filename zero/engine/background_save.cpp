@@ -159,8 +159,12 @@ fs::path entry_path(const fs::path& file) {
 }  // namespace
 
 BackgroundSave::BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, fs::path partial,
-                               Attached attached, std::unique_ptr<Folder> folder)
-    : snapshot_(std::move(snapshot)), partial_(std::move(partial)), folder_(std::move(folder)) {
+                               Attached attached, std::unique_ptr<Folder> folder,
+                               std::optional<HostFolders> on_each_host)
+    : snapshot_(std::move(snapshot)),
+      partial_(std::move(partial)),
+      folder_(std::move(folder)),
+      on_each_host_(std::move(on_each_host)) {
   thread_ = std::thread([this, attached = std::move(attached)]() mutable {
     std::exception_ptr failure;
     try {
@@ -171,7 +175,7 @@ BackgroundSave::BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, fs::path 
       failure = std::current_exception();
       snapshot_->give_up();
     }
-    folder_.reset();  // removes what is incomplete
+    if (failure || !on_each_host_) folder_.reset();  // removes what is incomplete
     {
       const std::lock_guard lock(mutex_);
       failure_ = failure;
@@ -194,8 +198,10 @@ BackgroundSave::~BackgroundSave() {
 void BackgroundSave::run(Attached attached) {
   auto entry = snapshot_->write();
   entry.attached = std::move(attached);
-  bytes_ = entry.sums.bytes;
-  if (folder_) {
+  if (on_each_host_) {
+    if (on_each_host_->written) on_each_host_->written(partial_ / entry.name);
+    entry_ = to_text(entry);
+  } else if (folder_) {
     folder_->manifest.files.push_back(std::move(entry));
   } else {
     write_file(entry_path(partial_ / entry.name), to_text(entry), fail<CheckpointError>);
@@ -205,7 +211,7 @@ void BackgroundSave::run(Attached attached) {
     has_file_ = true;
   }
   changed_.notify_all();
-  if (folder_) complete(*folder_);
+  if (folder_ && !on_each_host_) complete(*folder_);
 }
 
 void BackgroundSave::complete(Folder& folder) {
@@ -213,6 +219,13 @@ void BackgroundSave::complete(Folder& folder) {
     folder.manifest.files.push_back(entry_of(shard_name(rank, folder.ranks)));
   write_manifest(partial_, folder.manifest);
   folder.folder.commit();
+}
+
+void BackgroundSave::complete(const std::vector<std::string>& entries) {
+  if (folder_ == nullptr) return;
+  for (const auto& entry : entries) folder_->manifest.files.push_back(file_from_text(entry));
+  write_manifest(partial_, folder_->manifest);
+  folder_->folder.commit();
 }
 
 // Waits for the entry of a file, and removes it.

@@ -12,7 +12,9 @@
 //
 // The ranks do not communicate meanwhile. Each leaves its entry of the manifest beside its file.
 // Rank 0's thread waits for the entries of all ranks, writes the manifest, and gives the folder its
-// name. Engine::complete_save, which is collective, tells every rank how that went.
+// name. Engine::complete_save, which is collective, tells every rank how that went. With a folder
+// on each host (HostFolders) no thread can wait for the others' entries: complete_save gathers
+// them, and the first rank of each host writes the manifest.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +28,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -103,7 +106,7 @@ void as_checkpoint_error(const Body& body) {
 /// The thread of a rank that writes its file, and on rank 0 completes the folder.
 class BackgroundSave {
  public:
-  /// The task of rank 0.
+  /// The task of rank 0, or of the first rank of each host.
   struct Folder {
     WholeFolder folder;
     Manifest manifest;  ///< without files
@@ -111,9 +114,10 @@ class BackgroundSave {
   };
 
   /// Starts the thread. `attached` goes into the entry of this rank. `folder` is empty on all ranks
-  /// but the first.
+  /// but those that complete one.
   BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, std::filesystem::path partial,
-                 Attached attached, std::unique_ptr<Folder> folder);
+                 Attached attached, std::unique_ptr<Folder> folder,
+                 std::optional<HostFolders> on_each_host);
   /// Gives up what has not ended: the earlier checkpoint stays.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
@@ -124,8 +128,11 @@ class BackgroundSave {
   void wait_for_file();
   /// Blocks until the thread has ended. Throws what has failed.
   void wait();
-  /// Returns the bytes of this rank's file. After `wait_for_file`.
-  uint64_t bytes() const { return bytes_; }
+  bool on_each_host() const { return on_each_host_.has_value(); }
+  /// Returns this rank's entry, where each host has a folder. After `wait`.
+  const std::string& entry() const { return entry_; }
+  /// Completes this host's folder with the entries of all ranks, if that is this rank's task.
+  void complete(const std::vector<std::string>& entries);
 
  private:
   void run(Attached attached);
@@ -135,7 +142,8 @@ class BackgroundSave {
   std::shared_ptr<SaveSnapshot> snapshot_;
   std::filesystem::path partial_;
   std::unique_ptr<Folder> folder_;
-  uint64_t bytes_ = 0;
+  std::optional<HostFolders> on_each_host_;
+  std::string entry_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool has_file_ = false;

@@ -298,6 +298,38 @@ class SliceReader final : public StateSource {
 
 }  // namespace
 
+std::vector<std::string> files_needed(const StateParts& parts, const std::filesystem::path& folder,
+                                      const Manifest& manifest, int rank) {
+  const auto places = Suits(folder, manifest).check(describe(parts, {}));
+  std::vector<std::vector<Range>> mine(manifest.parameters.size());  // whole blocks of 8-bit codes
+  for (int64_t u = 0; u < parts.layout.unit_count(); ++u) {
+    for (const auto& segment : parts.layout.unit(u).segments) {
+      const auto owned = partition::intersect(segment.range(), parts.table.plan(u).owned);
+      if (owned.begin >= owned.end) continue;
+      constexpr int64_t kBlock = optim::kCodedBlock;
+      mine[places[static_cast<size_t>(segment.parameter)]].push_back(
+          {(owned.begin - segment.offset) / kBlock * kBlock,
+           at::round_up(owned.end - segment.offset, kBlock)});
+    }
+  }
+  const bool factored =
+      std::any_of(manifest.parameters.begin(), manifest.parameters.end(),
+                  [](const Manifest::Parameter& parameter) { return !parameter.factored.empty(); });
+  std::vector<std::string> names;
+  for (const auto& file : manifest.files) {
+    const auto is_needed = [&](const Manifest::Slice& slice) {
+      const auto& ranges = mine[static_cast<size_t>(slice.parameter)];
+      return std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {
+        return slice.begin < range.end && range.begin < slice.end;
+      });
+    };
+    if (&file == &manifest.file_of(rank) || (factored && &file == &manifest.files.front()) ||
+        std::any_of(file.slices.begin(), file.slices.end(), is_needed))
+      names.push_back(file.name);
+  }
+  return names;
+}
+
 std::unique_ptr<StateSource> open_slices(const StateParts& parts,
                                          const std::filesystem::path& folder, Manifest manifest,
                                          int rank) {

@@ -300,6 +300,10 @@ class Engine {
   /// or not as it was written, CheckpointError if it is of another model (names or shapes) or of
   /// another kind of optimizer.
   Attached load(const std::string& folder);
+  /// Does the same with a checkpoint of SaveOptions::on_each_host: `folder` is this host's, has the
+  /// manifest, and may lack files. `fetch` is called once on each rank, with the names of the files
+  /// that this rank needs; these alone are checked. Collective.
+  Attached load_on_each_host(const std::string& folder, const FetchFiles& fetch);
   /// Writes the full fp32 parameters and optimizer states, and rank 0's buffers, to one safetensors
   /// file (rank 0 writes, one unit at a time). Collective.
   void save_full(const std::string& file);

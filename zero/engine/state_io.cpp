@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "zero/checkpoint/whole_folder.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
+#include "zero/comm/gather_texts.h"
 #include "zero/device/stream.h"
 #include "zero/engine/background_save.h"
 #include "zero/engine/engine_impl.h"
@@ -114,8 +116,9 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   const auto partial = WholeFolder::partial(folder);
   std::unique_ptr<BackgroundSave::Folder> whole;
   impl.changes.change_parameters(kLabel);
+  const auto& hosts = options.on_each_host;
   comm::agree<CheckpointError>(group, kLabel, [&] {
-    if (group.rank() != 0) return;
+    if ((hosts ? group.local_rank() : group.rank()) != 0) return;
     as_checkpoint_error([&] {
       check_replaceable(folder);
       whole.reset(new BackgroundSave::Folder{
@@ -125,12 +128,25 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   const bool owns = impl.plan.placement().sharded.optimizer
                         ? impl.plan.placement().replicas->rank() == 0
                         : group.rank() == 0;
+  auto file = comm::agree<CheckpointError>(group, kLabel, [&] {
+    std::unique_ptr<SliceFile> made;
+    as_checkpoint_error([&] {
+      made = std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns);
+    });
+    return made;
+  });
+  if (hosts && hosts->make_room) {
+    int64_t bytes = 0;
+    for (const auto& piece : file->pieces()) bytes += piece.bytes;
+    const auto all = comm::gather_records(group, bytes, kLabel);
+    comm::agree<CheckpointError>(group, kLabel, [&] { hosts->make_room(all); });
+  }
   std::shared_ptr<SaveSnapshot> snapshot;
   comm::agree<CheckpointError>(group, kLabel, [&] {
     as_checkpoint_error([&] {
       snapshot = std::make_shared<SaveSnapshot>(
-          std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns),
-          group.ledger(), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
+          std::move(file), group.ledger(),
+          beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
           impl.save_memory);
     });
   });
@@ -140,7 +156,8 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   std::unique_ptr<BackgroundSave> saving;
   comm::agree<CheckpointError>(group, kLabel, [&] {
     as_checkpoint_error([&] {
-      saving = std::make_unique<BackgroundSave>(snapshot, partial, attached, std::move(whole));
+      saving =
+          std::make_unique<BackgroundSave>(snapshot, partial, attached, std::move(whole), hosts);
     });
   });
   impl.saving = std::move(saving);
@@ -164,6 +181,10 @@ void Engine::complete_save() {
   // Rank 0 waits for the files of all ranks, which it must not do if one has failed.
   comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait_for_file(); });
   comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait(); });
+  if (!saving->on_each_host()) return;
+  const auto entries = comm::gather_texts(group, saving->entry(), "Engine::save");
+  comm::agree<CheckpointError>(group, "Engine::save",
+                               [&] { as_checkpoint_error([&] { saving->complete(entries); }); });
 }
 
 Attached Engine::load(const std::string& folder) {
@@ -192,6 +213,32 @@ Attached Engine::load(const std::string& folder) {
                                [&] { source = open_slices(impl.parts(), folder, manifest, rank); });
   comm::agree<DamagedCheckpoint>(group, kLabel,
                                  [&] { verify(folder, manifest, rank, group.size()); });
+  impl.load_states(kLabel, [&] { return std::move(source); });
+  return attached;
+}
+
+Attached Engine::load_on_each_host(const std::string& folder, const FetchFiles& fetch) {
+  complete_save();
+  const c10::NoGradGuard no_grad;
+  const HostScope not_refused;
+  constexpr const char* kLabel = "Engine::load_on_each_host";
+  auto& impl = *impl_;
+  auto& group = impl.plan.group();
+  const int rank = group.rank();
+  auto manifest =
+      comm::agree<DamagedCheckpoint>(group, kLabel, [&] { return read_manifest(folder); });
+  auto source = comm::agree<CheckpointError>(
+      group, kLabel, [&] { return open_slices(impl.parts(), folder, manifest, rank); });
+  const auto attached = manifest.file_of(rank).attached;
+  // The files of other hosts need not be here.
+  const auto needed = files_needed(impl.parts(), folder, manifest, rank);
+  std::erase_if(manifest.files, [&](const Manifest::File& file) {
+    return std::find(needed.begin(), needed.end(), file.name) == needed.end();
+  });
+  comm::agree<DamagedCheckpoint>(group, kLabel, [&] {
+    fetch(needed);
+    verify(folder, manifest);
+  });
   impl.load_states(kLabel, [&] { return std::move(source); });
   return attached;
 }

@@ -51,6 +51,9 @@ class StateSource {
 std::unique_ptr<StateSource> open_slices(const StateParts& parts,
                                          const std::filesystem::path& folder, Manifest manifest,
                                          int rank);
+/// Returns the names of the checkpoint's files that hold what such a source reads for this rank.
+std::vector<std::string> files_needed(const StateParts& parts, const std::filesystem::path& folder,
+                                      const Manifest& manifest, int rank);
 /// Opens the files that earlier versions saved at as many ranks (earlier_saves.cpp): `owner` has
 /// the states of this rank, and `rank` its buffers.
 std::unique_ptr<StateSource> open_shards(const StateParts& parts,
