@@ -15,6 +15,7 @@
 #include "zero/checkpoint/foreign/pt_file.h"
 #include "zero/checkpoint/foreign/pt_writer.h"
 #include "zero/checkpoint/foreign/readers.h"
+#include "zero/checkpoint/in_force.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/whole_folder.h"
 
@@ -40,7 +41,9 @@ void write_text(const fs::path& path, const std::string& text) {
   file.commit();
 }
 
-bool is_moment(const std::string& state) { return state != "parameter" && state != "master"; }
+bool is_moment(const std::string& state) {
+  return state != "parameter" && state != "master" && state != kInForce;
+}
 
 std::string value_of(const ordered_json& json) {
   if (json.is_boolean()) return pickled::boolean(json.get<bool>());
