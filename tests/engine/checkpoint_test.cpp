@@ -542,6 +542,24 @@ struct Longer : Net {
   Longer() { register_parameter("d", torch::zeros({3})); }
 };
 
+template <at::ScalarType dtype>
+struct Counting : Net {
+  Counting() { register_buffer("count", torch::zeros({2}, dtype)); }
+};
+
+// Parameters may have another dtype (Checkpoint.LoadsBetweenPrecisionsOfParameters): only numbers
+// of another kind are refused.
+TEST(Checkpoint, ABufferOfAnotherKindOfNumbersIsRefusedWithBothSidesNamed) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  run_as_threads(2, [&](auto group) {
+    Engine(std::make_shared<Counting<at::kLong>>(), AdamW{}, config(2), group).save(path);
+  });
+  EXPECT_THAT(refusal<Counting<at::kFloat>>(path, AdamW{}),
+              AllOf(HasSubstr("holds buffer 'count' as Long [2]"),
+                    HasSubstr("the model has it as Float [2]")));
+}
+
 TEST(Checkpoint, AnotherModelOrOptimizerIsRefusedWithBothSidesNamed) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "run";

@@ -8,6 +8,7 @@
 
 #include "zero/base/hash.h"
 #include "zero/base/json.h"
+#include "zero/checkpoint/in_force.h"
 
 namespace zero {
 
@@ -63,7 +64,7 @@ Json json_of(const Manifest::Parameter& parameter) {
 
 Json json_of(const Manifest& manifest) {
   Json json{{"format", Manifest::kFormat},
-            {"version", Manifest::kVersion},
+            {"version", version_of(manifest)},
             {"library", manifest.library},
             {"stage", manifest.stage},
             {"steps", manifest.steps},
@@ -226,6 +227,16 @@ const Manifest::State* Manifest::Parameter::find(std::string_view state) const {
   return found == states.end() ? nullptr : &*found;
 }
 
+bool has_in_force(const Manifest& manifest) {
+  return std::ranges::any_of(manifest.parameters, [](const Manifest::Parameter& each) {
+    return each.find(kInForce) != nullptr;
+  });
+}
+
+int64_t version_of(const Manifest& manifest) {
+  return has_in_force(manifest) ? kVersionInForce : Manifest::kVersion;
+}
+
 bool has_manifest(const fs::path& folder) {
   std::error_code ignored;
   return fs::exists(folder / Manifest::kFile, ignored);
@@ -254,10 +265,12 @@ Manifest read_manifest(const fs::path& folder) {
     (void)parse_json(whole);  // parse_json is strict
     const auto json = Json::parse(whole);
     const auto version = json.value("version", int64_t{0});
-    if (json.value("format", "") != Manifest::kFormat || version != Manifest::kVersion) {
-      throw CheckpointError(fmt::format("is of format \"{}\" {}, and this program reads \"{}\" {}",
-                                        json.value("format", ""), version, Manifest::kFormat,
-                                        Manifest::kVersion));
+    if (json.value("format", "") != Manifest::kFormat || version < Manifest::kVersion ||
+        version > kVersionInForce) {
+      throw CheckpointError(
+          fmt::format("is of format \"{}\" {}, and this program reads \"{}\" {} and {}",
+                      json.value("format", ""), version, Manifest::kFormat, Manifest::kVersion,
+                      kVersionInForce));
     }
     return manifest_of(json);
   } catch (const std::exception& error) {

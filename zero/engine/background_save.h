@@ -10,6 +10,9 @@
 // staging memory and no second set of states; and the next update waits for the disk only where the
 // disk is slower than the passes before it.
 //
+// A delayed update may be under way. The save waits until it is computed, copies its new parameters
+// as well as those in force, and saves both.
+//
 // The ranks do not communicate meanwhile. Each leaves its entry of the manifest beside its file.
 // Rank 0's thread waits for the entries of all ranks, writes the manifest, and gives the folder its
 // name. Engine::complete_save, which is collective, tells every rank how that went. With a folder

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/in_force.h"
 #include "zero/engine/state_sink.h"
 #include "zero/engine/state_source.h"
 
@@ -37,7 +38,8 @@ optim::Sign sign_of(const Manifest::State& state) {
 std::set<std::string> moments_of(const Manifest::Parameter& parameter) {
   std::set<std::string> names;
   for (const auto& state : parameter.states) {
-    if (state.name != kParameter && state.name != kMaster) names.insert(state.name);
+    if (state.name != kParameter && state.name != kMaster && state.name != kInForce)
+      names.insert(state.name);
   }
   for (const auto& [name, shape] : parameter.factored) names.insert(name);
   return names;
@@ -210,6 +212,14 @@ class SliceReader final : public StateSource {
     optim::decode(static_cast<const std::byte*>(codes.const_data_ptr()),
                   values.mutable_data_ptr<float>(), values.numel(), sign_of(*stored));
     return values.narrow(0, elements.begin - blocks.begin, elements.size());
+  }
+
+  bool has_in_force() const override { return zero::has_in_force(manifest_); }
+
+  at::Tensor in_force(int64_t parameter, Range elements) const override {
+    const auto* stored = theirs(parameter).find(kInForce);
+    if (stored == nullptr) return read(parameter, State::parameters, elements);
+    return gather(places_[static_cast<size_t>(parameter)], *stored, elements);
   }
 
   at::Tensor factored(int64_t parameter, std::string_view state) const override {

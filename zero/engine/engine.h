@@ -274,7 +274,9 @@ class Engine {
   /// scale and checksums. `folder` appears, by renaming, when all is whole; an earlier save in it
   /// stays until then, and goes with all other files there. What a rank has `attached`, any UTF-8
   /// texts by name, is kept with it. Collective. Throws CheckpointError on every rank if any fails,
-  /// or if `folder` holds files and no earlier save, or folders.
+  /// or if `folder` holds files and no earlier save, or folders. It changes nothing in the run: a
+  /// delayed update is computed, and its parameters come into force in the next step, as ever. The
+  /// checkpoint has both the new parameters and those in force.
   ///
   /// With SaveOptions::background it returns when the parameters and buffers are copied, and a
   /// thread writes the states of that moment beside the steps that follow (Note [Saving beside
@@ -293,6 +295,8 @@ class Engine {
   /// master weights and moments may have other dtypes than before, and are rounded where they get
   /// fewer bits. Moments and step counts of parameters that were frozen then begin at zero. Every
   /// byte is checked before anything changes. The step under way is dropped, even if it has failed.
+  /// An update that was delayed then is delayed again where this engine delays updates
+  /// (Config::offload_optimizer), and else complete.
   /// Returns the texts that this rank had attached. If more ranks load than have saved, each rank
   /// beyond those takes the texts and buffers of the rank with its number modulo the number that
   /// saved. A checkpoint of an earlier version loads only at the same stage, ranks and unit size.

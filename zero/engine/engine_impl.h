@@ -43,8 +43,9 @@ struct Engine::Impl {
   // Saving and loading (state_io.cpp).
   StateParts parts();
   Progress saved_progress() const;
-  /// Returns the manifest of a save of now, without files.
-  Manifest manifest();
+  /// Returns the manifest of a save of now, without files. With `delayed` it also has the
+  /// parameters in force.
+  Manifest manifest(bool delayed);
   /// Opens a source, which checks it on every rank, and puts its states in place of the engine's.
   /// Collective.
   void load_states(std::string_view label,

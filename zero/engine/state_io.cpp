@@ -69,8 +69,8 @@ StateParts Engine::Impl::parts() {
   return {plan.layout(), flows.table(), plan.model(), flows.factored(), plan.config()};
 }
 
-Manifest Engine::Impl::manifest() {
-  auto manifest = describe(parts(), saved_progress());
+Manifest Engine::Impl::manifest(bool delayed) {
+  auto manifest = describe(parts(), saved_progress(), delayed);
   for (size_t g = 0; g < hyper_parameters.groups().size(); ++g)
     manifest.groups.push_back(dump(hyper_parameters.optimizer(g)));
   manifest.buffer_policy = buffer_policy == BufferPolicy::rank_0    ? "rank_0"
@@ -92,13 +92,15 @@ void Engine::Impl::load_states(std::string_view label,
     loaded = source->progress();
     flows.schedule().wait();
   });
+  const bool delayed = plan.timing().delayed_after && source->has_in_force();
   changes.replace_states(label, [&] {
     progress.set_steps(loaded.steps);
     progress.loss_scale() = loaded.loss_scale;
     flows.update().steps() = std::move(loaded.parameter_steps);
-    restore(parts(), *source);
+    restore(parts(), *source, delayed);
     plan.model().has_values();
   });
+  if (delayed) flows.schedule().resume_delayed();
 }
 
 void Engine::save(const std::string& folder, const Attached& attached, const SaveOptions& options) {
@@ -115,14 +117,14 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
       options.background && !is_asynchronous(group.device()) && config().memory_budget == 0;
   const auto partial = WholeFolder::partial(folder);
   std::unique_ptr<BackgroundSave::Folder> whole;
-  impl.changes.change_parameters(kLabel);
+  const bool delayed = impl.changes.settle_update(kLabel);
   const auto& hosts = options.on_each_host;
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if ((hosts ? group.local_rank() : group.rank()) != 0) return;
     as_checkpoint_error([&] {
       check_replaceable(folder);
       whole.reset(new BackgroundSave::Folder{
-          {folder, &fail<CheckpointError>}, impl.manifest(), group.size()});
+          {folder, &fail<CheckpointError>}, impl.manifest(delayed), group.size()});
     });
   });
   const bool owns = impl.plan.placement().sharded.optimizer
@@ -131,7 +133,8 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   auto file = comm::agree<CheckpointError>(group, kLabel, [&] {
     std::unique_ptr<SliceFile> made;
     as_checkpoint_error([&] {
-      made = std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns);
+      made = std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(),
+                                         SliceFile::Contents{.owned = owns, .in_force = delayed});
     });
     return made;
   });
@@ -248,7 +251,7 @@ void Engine::save_full(const std::string& path) {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.changes.at_boundary("Engine::save_full");
-  impl.changes.change_parameters("Engine::save_full");
+  impl.changes.settle_update("Engine::save_full");
   save_tensors(
       impl.parts(), impl.saved_progress(), impl.plan.group(),
       [&](int64_t unit, const at::Tensor& owned) { return impl.flows.table().full(unit, owned); },

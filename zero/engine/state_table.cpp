@@ -319,12 +319,30 @@ at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
   }
   const auto stored = read_stored(unit, state, elements);
   if (state != State::master || !plan(unit).split) return stored;
-  const auto upper =
-      tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements);
-  auto joined = at::empty({elements.size()}, at::kFloat);
-  optim::join(halves_of(upper), halves_of(stored), joined.mutable_data_ptr<float>(),
-              joined.numel());
-  return joined;
+  return joined(tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements),
+                stored);
+}
+
+at::Tensor StateTable::joined(const at::Tensor& upper, const at::Tensor& lower) const {
+  auto whole = at::empty({upper.numel()}, at::kFloat);
+  optim::join(halves_of(upper), halves_of(lower), whole.mutable_data_ptr<float>(), whole.numel());
+  return whole;
+}
+
+at::Tensor StateTable::read_new(int64_t unit, State state, Range elements) const {
+  const auto& plan = this->plan(unit);
+  const bool halves = state == State::master && plan.split;
+  const bool elsewhere = held_as(unit, state) != State::parameters && !halves;
+  if (updated_[static_cast<size_t>(unit)] == 0 || elsewhere) return read(unit, state, elements);
+  at::Tensor made;
+  if (const auto place = place_on_disk(unit, State::parameters)) {
+    made = disk_->read_behind(unit, *place, entries(unit, State::parameters, elements));
+  } else {
+    const auto& apart = new_parameters_[static_cast<size_t>(unit)].memory;
+    const auto& from = apart.defined() ? apart : memory(unit, State::master);
+    made = from.narrow(0, elements.begin, elements.size());
+  }
+  return halves ? joined(made, read_stored(unit, State::master, elements)) : made;
 }
 
 at::Tensor StateTable::full(int64_t unit, const at::Tensor& owned) const {
@@ -355,17 +373,47 @@ void StateTable::write_stored(int64_t unit, State state, Range elements, const a
   at.write(unit, number(unit, held), entries(unit, held, elements), values, at.tier());
 }
 
-void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& values) {
+StateTable::Halves StateTable::split(int64_t unit, const at::Tensor& values) const {
   const auto whole = values.to(at::kFloat).contiguous();
   const auto half = [&](State state) {
-    return at::empty({elements.size()}, plan(unit).dtype_of(state));
+    return at::empty({whole.numel()}, plan(unit).dtype_of(state));
   };
-  const auto upper = half(State::parameters);
-  const auto lower = half(State::master);
-  optim::split(whole.const_data_ptr<float>(), halves_of(upper), halves_of(lower), whole.numel());
+  Halves halves{half(State::parameters), half(State::master)};
+  optim::split(whole.const_data_ptr<float>(), halves_of(halves.upper), halves_of(halves.lower),
+               whole.numel());
+  return halves;
+}
+
+void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& values) {
+  const auto [upper, lower] = split(unit, values);
   write_stored(unit, State::master, elements, lower);
   write_stored(unit, State::parameters, elements, upper);
   reset_new_parameters(unit, elements);
+}
+
+void StateTable::write_new(int64_t unit, State state, Range elements, const at::Tensor& values) {
+  if (elements.empty()) return;
+  if (state == State::master && plan(unit).split) {
+    const auto [upper, lower] = split(unit, values);
+    write_stored(unit, State::master, elements, lower);
+    write_beside(unit, elements, upper);
+  } else if (held_as(unit, state) == State::parameters) {
+    write_beside(unit, elements, values);
+  } else {
+    write(unit, state, elements, values);
+  }
+}
+
+// Writes new parameters. Master weights that serve as such have the values already.
+void StateTable::write_beside(int64_t unit, Range elements, const at::Tensor& values) {
+  ensure(keeps_old_parameters_, "there are two copies of the parameters");
+  before_change(unit);
+  if (const auto place = place_on_disk(unit, State::parameters)) {
+    disk_->write_behind(unit, *place, entries(unit, State::parameters, elements), values);
+    return;
+  }
+  const auto& apart = new_parameters_[static_cast<size_t>(unit)].memory;
+  if (apart.defined()) apart.narrow(0, elements.begin, elements.size()).copy_(values);
 }
 
 // Encodes whole blocks; elements of the blocks outside the range keep their values.
@@ -502,9 +550,11 @@ void StateTable::refresh_master(int64_t parameter) {
 }
 
 void StateTable::use_new_parameters(int64_t unit) {
-  const bool updated = std::exchange(updated_[static_cast<size_t>(unit)], uint8_t{0}) != 0;
-  if (!updated || !keeps_old_parameters_) return;
-  before_change(unit);
+  auto& updated = updated_[static_cast<size_t>(unit)];
+  if (updated == 0) return;
+  if (keeps_old_parameters_) before_change(unit);  // a save may still read the new ones
+  updated = 0;
+  if (!keeps_old_parameters_) return;
   const auto& plan = this->plan(unit);
   if (keeps_old_states_ && plan.optimizer_at == Tier::disk) {
     disk_->wait_written(unit);

@@ -169,9 +169,34 @@ bool UpdateSchedule::pending() const {
 
 void UpdateSchedule::finish() {
   if (!pending()) return;
-  if (delayed_) writes_.refuse("while its delayed update was under way");
-  counted([&] { queue_->wait_all(); });
+  if (delayed_) {
+    compute_delayed();
+  } else {
+    counted([&] { queue_->wait_all(); });
+  }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
+}
+
+void UpdateSchedule::settle() {
+  if (delayed()) {
+    compute_delayed();
+  } else {
+    finish();
+  }
+}
+
+void UpdateSchedule::compute_delayed() {
+  writes_.refuse("while its delayed update was under way");
+  counted([&] { queue_->wait_all(); });
+}
+
+void UpdateSchedule::resume_delayed() {
+  delayed_ = true;
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (!table_.trainable(u)) continue;
+    pending_[static_cast<size_t>(u)] = 1;
+    table_.keep_new_parameters(u);
+  }
 }
 
 void UpdateSchedule::wait() {

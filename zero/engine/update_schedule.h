@@ -45,8 +45,10 @@
 // step i + 1 uses the weights that the gradients of step i - 1 gave. The update writes the new
 // parameters to memory of their own, which held the ones before, so it does not read the model's;
 // if they are on a disk it writes a second copy. It reads gradients that were set apart. The next
-// step waits for it before it changes anything. Reading, writing or saving states completes an
-// update under way first.
+// step waits for it before it changes anything. Reading or writing states completes an update under
+// way first. A save does not: it waits until the update is computed, and keeps both the states
+// after it and the parameters in force, so the run goes on as without the save, and a run that
+// loads them goes on in the same way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -95,6 +97,12 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
   /// Returns whether delayed updates are pending, so that the current parameters are those before
   /// them.
   bool delayed() const { return delayed_ && pending(); }
+  /// Does as `finish`, but the parameters of delayed updates, which are computed then, stay out of
+  /// force. Throws Error as `finish` does.
+  void settle();
+  /// Takes the states of the table for those after delayed updates whose parameters are not in
+  /// force: `StateTable::read_new` returns them.
+  void resume_delayed();
   /// Returns whether updates are pending, which `finish` may complete at any time.
   bool pending() const;
 
@@ -111,6 +119,7 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
   void sweep_first(size_t batch, double scale);
   // Completes the pending update of one unit, a delayed one too.
   void finish_unit(int64_t unit);
+  void compute_delayed();
   bool may_read_now(int64_t unit) const;
   // Runs `wait`, and counts its time as waiting for an update, and for the disk if there is one.
   template <class Wait>

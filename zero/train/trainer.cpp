@@ -152,11 +152,8 @@ int Trainer::train() {
       return options.save_every && (is_last() || step_ % *options.save_every == 0);
     };
     if (options.eval_every && step_ % *options.eval_every == 0 &&
-        (step_ < options.steps || options.keep_best)) {
-      // The validation is of the weights that are saved.
-      if (options.keep_best && saves()) measuring_.traffic().complete_update();
+        (step_ < options.steps || options.keep_best))
       report_validation();
-    }
     if (save_over_) try_save([&] { end_save(); });
     if (saves()) {
       try_save([&] { end_save(); });  // one that has failed costs no other
@@ -320,8 +317,8 @@ void Trainer::report_run() {
 }
 
 std::optional<ValidationReport> Trainer::validate() {
-  // An update that is still under way would move bytes uncounted. A delayed update is not for these
-  // weights.
+  // An update that is still under way would move bytes uncounted. A delayed update stays delayed,
+  // so that validating changes nothing in the run.
   if (run_.engine->config().offload_optimizer.delayed_update_after == 0)
     measuring_.traffic().complete_update();
   return train::validate(run_, step_, [this] { return agree_to_stop(); });
@@ -375,7 +372,9 @@ void Trainer::copy_if_due() {
 void Trainer::begin_save(bool background, bool in_memory) {
   if (!in_memory)
     remover_ = {};  // it may have files of the same step, to which training has gone back
-  measuring_.traffic().complete_update();  // saving would complete it uncounted
+  // Saving would complete it uncounted. It leaves a delayed update delayed.
+  if (run_.engine->config().offload_optimizer.delayed_update_after == 0)
+    measuring_.traffic().complete_update();
   const auto& options = run_.options;
   Attached attached;
   if (run_.group->rank() == 0) {
