@@ -5,9 +5,12 @@
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "apps/zero/command_line.h"
 #include "apps/zero/ranks.h"
@@ -124,10 +127,17 @@ int train(const Arguments& arguments) {
   const auto resume = train::with_auto_resume(asked.program, jobs);
   asked.program = resume;
   if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
-  const auto saved = asked.program.resume
-                         ? train::saved_settings(train::find_checkpoint(asked.program))
-                         : std::nullopt;
+  std::optional<train::Source> source;
+  if (asked.program.resume) source = train::find_checkpoint(asked.program);
+  const auto saved = source ? train::saved_settings(*source) : std::nullopt;
   const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
+  std::jthread reading;
+  // A run with copies in memory mostly goes on from those.
+  std::error_code ignored;
+  const bool has_copies = MemoryCopies::launcher_folder() &&
+                          std::filesystem::exists(train::memory_folder(asked.program), ignored);
+  if (source && ranks.launched() && !has_copies)
+    reading = train::read_ahead(*source, ranks.rank(), ranks.size());
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
   const auto tell = [&](std::string_view warning) {

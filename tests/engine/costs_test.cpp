@@ -15,7 +15,7 @@
 #include "tests/support/temporary_folder.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 
 namespace zero {
 namespace {
@@ -222,11 +222,11 @@ TEST(Form, KeepsOneDecisionForEachDtype) {
   // A bucket of one pass is bf16, its sum fp32.
   EXPECT_EQ(form().collected, at::kBFloat16);
   EXPECT_EQ(form().reduced, at::kBFloat16);
-  EXPECT_EQ(form().sent(true), at::kBFloat16);
-  EXPECT_EQ(form().sum(true), at::kFloat);
+  EXPECT_EQ(form().sent_dtype(true), at::kBFloat16);
+  EXPECT_EQ(form().sum_dtype(true), at::kFloat);
   EXPECT_FALSE(form().converts());
   // Another's backend sends what it adds.
-  EXPECT_EQ(form({.ranks = {.widens_in_block = true}}).sent(true), at::kFloat);
+  EXPECT_EQ(form({.ranks = {.widens_in_shard_group = true}}).sent_dtype(true), at::kFloat);
   // Stage 1 adds passes up in fp32, and sends that, or what the configuration says.
   c.stage = 1;
   EXPECT_EQ(form().collected, at::kFloat);

@@ -52,7 +52,7 @@ std::vector<std::pair<std::string, UnitPlan>> plans() {
   const auto add = [&](const std::string& name, UnitPlan plan) {
     const auto at = [&](const std::string& where, Tier parameters, Tier states) {
       plan.parameters_at = parameters;
-      plan.states_at = states;
+      plan.optimizer_at = states;
       all.emplace_back(name + where, plan);
     };
     at(", on the device", Tier::device, Tier::device);

@@ -31,7 +31,7 @@
 #include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/flops_profiler.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/models/architectures.h"
 #include "zero/planner/memory.h"
 

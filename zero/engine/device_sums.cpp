@@ -34,7 +34,7 @@ class DeviceSums : public GradientSums {
                                              : make(reduction.unit);
   }
 
-  void accumulate(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     auto& sum = cell(reduction.unit);
     if (in_place(reduction)) {
       reduction.output = at::Tensor();
@@ -106,7 +106,7 @@ class HandedSums final : public DeviceSums {
     reduction.output = reduction.sum.defined() ? reduction.sum : part_of_bucket(reduction);
   }
 
-  void accumulate(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     auto sum = std::move(reduction.sum);
     reduction.output = at::Tensor();
     if (sum.defined()) {

@@ -23,7 +23,7 @@ class DiskSums final : public GradientSums {
     if (!reduction.accumulates) reduction.output = reduction.sum;
   }
 
-  void accumulate(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     const int64_t unit = reduction.unit;
     auto sum = std::move(reduction.sum);
     if (reduction.accumulates) {

@@ -15,7 +15,8 @@
 // that have been reduced (a second loss, `backward` several times before `step`, a weight that
 // reentrant checkpoints share), they add up in a bucket, whose sum over ranks is added to the
 // unit's when the step ends. From then on all units are reduced when the step ends. The same
-// follows if zero_grad drops gradients that were reduced early. Mostly the first step shows it.
+// follows if zero_grad drops gradients that were reduced early. A program that does so mostly does
+// it in its first step already.
 #pragma once
 
 #include <cstdint>

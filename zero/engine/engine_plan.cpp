@@ -7,7 +7,7 @@
 #include "zero/base/error.h"
 #include "zero/engine/fits.h"
 #include "zero/engine/on_device.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/engine/tiers.h"
 #include "zero/optim/sweeps.h"
 

@@ -130,7 +130,7 @@ void Flows::move_parameters(const EnginePlan& plan) {
   std::exception_ptr failed;  // on this rank only; it still takes part in the others' broadcasts
   for (int64_t i = 0; i < model.size(); ++i) {
     const bool has_values = !model.is_absent(i);
-    model.settle_values(i, table_->plan(plan.layout().unit_of(i)).dtype, plan.group());
+    model.give_storage(i, table_->plan(plan.layout().unit_of(i)).dtype, plan.group());
     if (failed) continue;
     try {
       take(i, has_values);
@@ -146,7 +146,7 @@ void Flows::move_parameters(const EnginePlan& plan) {
 void Flows::start(EnginePlan& plan, MemoryBudget& memory) {
   auto& model = plan.model();
   gather_->start(model.parameters(), *schedule_);
-  model.settle(gather_->pager() != nullptr, *pass_);
+  model.begin_use(gather_->pager() != nullptr, *pass_);
   // A step does not need the memory that the construction needed. The memory of the old tensors
   // goes back to the system, and the peaks begin anew.
   HostAllocator::instance().trim();

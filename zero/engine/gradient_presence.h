@@ -38,15 +38,15 @@ class GradientPresence {
 
   /// A rank tells this to the others at the end of a step, besides its gradients and its order.
   struct Report {
-    std::vector<uint8_t> late;  ///< by unit: 1 if a late gradient is in its bucket
-    bool refuses_early = false;
-    bool began_early = false;
-    bool dropped = false;
+    std::vector<uint8_t> late;   ///< by unit: 1 if a late gradient is in its bucket
+    bool refuses_early = false;  ///< this rank asks to stop early reductions
+    bool began_early = false;    ///< it has begun its early reductions
+    bool dropped = false;        ///< it has begun reductions in a pass that has thrown
   };
-  /// All ranks know this then.
+  /// Every rank knows this after `agree`.
   struct Agreement {
     std::vector<uint8_t> late;   ///< by unit: 1 if a late gradient is in some rank's bucket
-    bool refuses_early = false;  ///< some rank has a reason against them
+    bool refuses_early = false;  ///< some rank asks to stop early reductions
     bool began_early = false;    ///< some rank has begun its early reductions
     /// Some ranks, but not all, have begun reductions in a pass that has thrown.
     bool dropped_by_some = false;

@@ -123,7 +123,7 @@ class GradientReduction {
   }
   /// Returns a copy of the array in a bucket, in the dtype in which it is reduced.
   at::Tensor converted(int64_t unit, const at::Tensor& array) const {
-    auto bucket = context_.pool.take(array.numel(), context_.form(unit).reduced);
+    auto bucket = context_.pool.take(array.numel(), context_.gradient_form(unit).reduced);
     bucket.copy_(array);
     return bucket;
   }

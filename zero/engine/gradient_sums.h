@@ -10,30 +10,13 @@
 #include <vector>
 
 #include "zero/engine/bucket_pool.h"
-#include "zero/engine/phased_reduction.h"
+#include "zero/engine/reduction.h"
 #include "zero/engine/reduction_context.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {
 
-class GradientSums;
-
-/// The reduction of one unit's array.
-struct Reduction {
-  int64_t unit = 0;
-  /// The sums that the result goes to. Null if the result lies in its place when the reduction
-  /// is done.
-  GradientSums* sums = nullptr;
-  Bucket bucket{};
-  /// The sum of an earlier pass of this step is there, and this one must be added to it.
-  bool accumulates = false;
-  at::Tensor output{};   ///< the array that the reduction writes to
-  at::Tensor sum{};      ///< memory for the unit's sum, where that is neither `output` nor a cell
-  at::Tensor partial{};  ///< memory for the sum of a block, where replicas need some
-  PhasedReduction collectives{};
-};
-
-/// Gets sums as soon as they are reduced, for updates in backward (Note [Update in backward]).
+/// Takes sums as soon as they are reduced, for updates in backward (Note [Update in backward]).
 class HandOver {
  public:
   virtual ~HandOver() = default;
@@ -57,7 +40,7 @@ class GradientSums {
   virtual void prepare(Reduction& reduction) = 0;
   /// Stores the reduction's result, or adds it to the unit's sum. Gives back the memory that the
   /// reduction took, the bucket too.
-  virtual void accumulate(Reduction reduction) = 0;
+  virtual void store_or_add(Reduction reduction) = 0;
   /// Nobody needs the reduction's result: gives back the memory that it took.
   virtual void drop(Reduction reduction) = 0;
   /// Blocks until the received results lie in their place.
@@ -85,8 +68,8 @@ class GradientSums {
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }
   /// Takes memory for a reduction's result, in the dtype that the plan gives it.
   at::Tensor take_output(const Reduction& reduction) const {
-    const auto& form = context_.form(reduction.unit);
-    return context_.pool.take(numel(reduction.unit), form.sum(!reduction.accumulates));
+    const auto& form = context_.gradient_form(reduction.unit);
+    return context_.pool.take(numel(reduction.unit), form.sum_dtype(!reduction.accumulates));
   }
   /// Makes the memory of sums that exist at all times, of `make(unit, category)`. Doubled sums get
   /// a second memory, of category `second`, and `detach` exchanges the two.

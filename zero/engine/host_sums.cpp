@@ -36,7 +36,7 @@ class HostSums final : public GradientSums {
     reduction.output = alone() ? reduction.bucket.array : take_output(reduction);
   }
 
-  void accumulate(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     bring_down(reduction);
     drop(std::move(reduction));
     if (!is_asynchronous(context_.table.device())) {

@@ -453,7 +453,7 @@ bool Model::is_absent(int64_t index) const {
   return parameter(index).numel() > 0 && data_of(parameter(index)) == nullptr;
 }
 
-void Model::settle_values(int64_t index, at::ScalarType dtype, comm::Group& group) const {
+void Model::give_storage(int64_t index, at::ScalarType dtype, comm::Group& group) const {
   const auto& tensor = parameter(index);
   if (is_absent(index)) {
     tensor.set_data(at::empty_strided(tensor.sizes(), tensor.strides(),
@@ -543,7 +543,7 @@ void Model::tie() const {
   }
 }
 
-void Model::settle(bool paged, GradientSink& sink) {
+void Model::begin_use(bool paged, GradientSink& sink) {
   for (auto& shown : shown_) {
     const auto& tensor = shown.tensor;
     const auto& first = parameter(shown.parameter);

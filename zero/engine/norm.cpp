@@ -44,8 +44,8 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
 // A rank's message has a number for each unit, and one more: a bit that is set if a gradient is not
 // finite, a bit that is set if the rank's user has written to a parameter, and the settings. A
 // frozen unit has no norm: its number tells whether the rank's user has written to it.
-GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
-                       const std::vector<uint8_t>& written, int64_t settings) {
+StepAgreement agree_on_step(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
+                            const std::vector<uint8_t>& written, int64_t settings) {
   const size_t units = mine.size();
   const auto trained = [&](size_t u) { return plan.units()[u].trainable; };
   const auto& placement = plan.placement();
@@ -61,7 +61,7 @@ GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredN
   const auto term_of = [&](int rank, size_t index) {
     return all[static_cast<size_t>(rank) * (units + 1) + index];
   };
-  GlobalNorm result{.frozen_written = std::vector<uint8_t>(units, 0)};
+  StepAgreement result{.frozen_written = std::vector<uint8_t>(units, 0)};
   double sum = 0;
   for (size_t u = 0; u < units; ++u) {
     for (int part = 0; part < placement.ranks(); ++part) {

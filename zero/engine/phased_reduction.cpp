@@ -28,7 +28,7 @@ bool PhasedReduction::advance() {
   work_.wait();
   work_ = {};
   if (replicas_ == nullptr || phase_ == Phase::sharing) return true;
-  if (phase_ == Phase::block) {
+  if (phase_ == Phase::shards) {
     work_ = replicas_->reduce_scatter(part(), partial_, label_);
     phase_ = Phase::replicas;
   } else {

@@ -13,10 +13,10 @@
 namespace zero {
 
 /// The sum of an array over all ranks of a placement; each rank gets its slice. Without replicas it
-/// is one reduce-scatter over `shards`. With replicas that gives the unrounded sum of a block. Then
-/// each replica adds up one part of it over the replicas and sends this part to the others (Note
-/// [Hybrid sharding]). Each phase is asynchronous. All ranks start and advance the same sums in the
-/// same order.
+/// is one reduce-scatter over `shards`. With replicas that gives the unrounded sum of a shard
+/// group. Then each replica adds up one part of it over the replicas and sends this part to the
+/// others (Note [Hybrid sharding]). Each phase is asynchronous. All ranks start and advance the
+/// same sums in the same order.
 class PhasedReduction {
  public:
   PhasedReduction() = default;
@@ -47,7 +47,7 @@ class PhasedReduction {
   at::Tensor output_;
   std::string_view label_;
   comm::Work work_;
-  enum class Phase : uint8_t { block, replicas, sharing } phase_ = Phase::block;
+  enum class Phase : uint8_t { shards, replicas, sharing } phase_ = Phase::shards;
 };
 
 }  // namespace zero

@@ -4,12 +4,16 @@
 // A gradient takes these steps. The code has one word for each.
 //   arrive      Autograd's hook hands the gradient over.                      GradientArrivals
 //   collect     It is written or added to its place in the unit's array.      GradientArrivals
+//   adopt       Or it is the array: it is all of a unit that is too large     GradientReduction
+//               for a bucket, and nobody else uses it.
 //   close       No more come: the array's other elements become zero.         GradientReduction
 //   convert     The array is copied to the dtype that is reduced.             GradientReduction
 //   reduce      The ranks add their arrays up: a reduce-scatter, or at        ReductionQueue,
 //               stage 0 an all-reduce.                                        PhasedReduction
-//   accumulate  The sum goes to its tier, and is added to that of earlier     GradientSums
-//               passes.
+//   deliver     The result goes to the class of the unit's tier.              ReductionQueue,
+//               SumsByTier has chosen this class when the engine was made.    SumsByTier
+//   store or    The result becomes the unit's sum on that tier, or is added   GradientSums
+//   add         to the sum of earlier passes.
 //   hand over   An update in backward takes the sum of one unit.              BackwardUpdates
 //   detach      An update after the step takes the sums of all units.         UpdateSchedule
 // A gradient is late if it arrives after its unit was reduced in its pass.

@@ -47,7 +47,7 @@ struct ReductionContext {
   const std::optional<c10::Stream>& side;
   StreamMark& mark;  ///< kept for scopes on `side`
 
-  const GradientForm& form(int64_t unit) const { return table.plan(unit).gradients; }
+  const GradientForm& gradient_form(int64_t unit) const { return table.plan(unit).gradients; }
   const std::string& label(int64_t unit) const { return labels[static_cast<size_t>(unit)]; }
   /// Returns the ranks that hold the same as this one, if there are others.
   comm::Group* replicas() const {

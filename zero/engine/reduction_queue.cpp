@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "zero/base/error.h"
+#include "zero/engine/gradient_sums.h"
 
 namespace zero {
 
@@ -30,7 +31,7 @@ void ReductionQueue::start(Reduction reduction, bool over_replicas,
   const int64_t unit = reduction.unit;
   at::Tensor partial;
   if (replicas != nullptr) {
-    const auto dtype = context_.form(unit).partial;
+    const auto dtype = context_.gradient_form(unit).partial;
     if (shards.size() == 1) {
       partial = reduction.bucket.array;
     } else if (dtype == reduction.output.scalar_type()) {
@@ -53,7 +54,7 @@ void ReductionQueue::advance(size_t newest) {
   for (; done > 0; --done) {
     auto reduction = std::move(under_way_.front());
     under_way_.pop_front();
-    accumulate(std::move(reduction));
+    deliver(std::move(reduction));
   }
 }
 
@@ -61,15 +62,15 @@ void ReductionQueue::complete() {
   while (!under_way_.empty()) advance(0);
 }
 
-void ReductionQueue::accumulate(Reduction reduction) const {
+void ReductionQueue::deliver(Reduction reduction) const {
   reduction.collectives = {};
   if (reduction.partial.defined()) context_.pool.give(std::move(reduction.partial));
   reduction.partial = at::Tensor();
-  const auto& form = context_.form(reduction.unit);
+  const auto& form = context_.gradient_form(reduction.unit);
   const auto& output = reduction.output;
   if (form.rounds && output.scalar_type() != form.reduced) output.copy_(output.to(form.reduced));
   if (auto* sums = reduction.sums) {
-    sums->accumulate(std::move(reduction));
+    sums->store_or_add(std::move(reduction));
   } else if (reduction.bucket.pooled) {
     context_.pool.give(std::move(reduction.bucket));
   }

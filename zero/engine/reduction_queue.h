@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "zero/comm/group.h"
-#include "zero/engine/gradient_sums.h"
+#include "zero/engine/reduction.h"
 #include "zero/engine/reduction_context.h"
 
 namespace zero {
@@ -18,8 +18,8 @@ namespace zero {
 /// Moves reductions through their phases, in the order in which they were started.
 class ReductionQueue {
  public:
-  /// Says whether somebody may write to the arrays of a reduction after it was dropped: nobody
-  /// (`own`), or the caller (`callers`), whose stream then follows the side stream.
+  /// Names the owner of the arrays: the queue, or the caller, who may write to them after `drop`;
+  /// `drop` then makes the caller's stream wait.
   enum class Arrays : uint8_t { own, callers };
   ReductionQueue(const ReductionContext& context, Arrays arrays)
       : context_(context), arrays_(arrays) {}
@@ -43,7 +43,8 @@ class ReductionQueue {
   void drop();
 
  private:
-  void accumulate(Reduction reduction) const;
+  // Gives a result to its sums, and its memory back.
+  void deliver(Reduction reduction) const;
 
   ReductionContext context_;
   Arrays arrays_;

@@ -101,7 +101,7 @@ class ReplicatedGradients final : public GradientReduction {
         arrived_(context.layout.parameters().size(), 0),
         under_way_(context, ReductionQueue::Arrays::callers) {
     for (int64_t u = 0; u < context_.layout.unit_count(); ++u) {
-      if (context_.table.trainable(u)) state(u).gradient.emplace(context_, u);
+      if (context_.table.trainable(u)) bookkeeping(u).gradient.emplace(context_, u);
     }
     reserve_buckets();
     early_ = EarlyReductions(reduces_early());
@@ -118,11 +118,12 @@ class ReplicatedGradients final : public GradientReduction {
   }
 
   const at::Tensor& array(int64_t unit) override {
-    auto& u = state(unit);
+    auto& u = bookkeeping(unit);
     if (u.sum != Sum::started) return u.gradient->whole();
     auto& late = u.late.array;
     if (!late.defined())
-      late = context_.pool.take(context_.layout.unit(unit).numel, context_.form(unit).collected);
+      late = context_.pool.take(context_.layout.unit(unit).numel,
+                                context_.gradient_form(unit).collected);
     return late;
   }
 
@@ -133,7 +134,7 @@ class ReplicatedGradients final : public GradientReduction {
       return;
     }
     const int64_t unit = context_.layout.unit_of(parameter);
-    if (!context_.arrivals.count_arrival(unit) || state(unit).sum == Sum::started) return;
+    if (!context_.arrivals.count_arrival(unit) || bookkeeping(unit).sum == Sum::started) return;
     context_.order.became_ready(unit);
     if (context_.order.known()) reduce_in_turn();
   }
@@ -178,14 +179,14 @@ class ReplicatedGradients final : public GradientReduction {
     const auto& order = context_.order.units();
     if (agreed.began_early) reduce_expected();  // if this rank's pass has not begun them
     for (const int64_t u : order) {
-      if (context_.presence.wanted(u) && state(u).sum != Sum::started) start(u);
+      if (context_.presence.wanted(u) && bookkeeping(u).sum != Sum::started) start(u);
     }
     under_way_.complete();
     for (const int64_t u : order) {
       if (agreed.late[static_cast<size_t>(u)] != 0) accumulate_late(u);
     }
     for (const int64_t u : order) {
-      if (context_.presence.wanted(u)) state(u).gradient->bring_down();
+      if (context_.presence.wanted(u)) bookkeeping(u).gradient->bring_down();
     }
   }
 
@@ -218,24 +219,25 @@ class ReplicatedGradients final : public GradientReduction {
     }
   }
 
-  at::Tensor sum(int64_t unit) const override { return state(unit).gradient->owned(); }
+  at::Tensor sum(int64_t unit) const override { return bookkeeping(unit).gradient->owned(); }
 
   at::Tensor open_sum(int64_t unit) override {
     auto target = sum(unit);
     wait_for(context_.side, context_.mark);
-    if (!std::exchange(state(unit).filled, true)) target.zero_();
-    state(unit).sum = Sum::started;  // gradients that come later are not summed over ranks
+    if (!std::exchange(bookkeeping(unit).filled, true)) target.zero_();
+    bookkeeping(unit).sum = Sum::started;  // gradients that come later are not summed over ranks
     return target;
   }
 
   void store_sum(int64_t unit, const at::Tensor& /*sum*/) override {
-    state(unit).gradient->bring_down();
+    bookkeeping(unit).gradient->bring_down();
   }
 
   void detach() override {
-    for (const int64_t u : context_.order.units()) state(u).detached = state(u).gradient->detach();
+    for (const int64_t u : context_.order.units())
+      bookkeeping(u).detached = bookkeeping(u).gradient->detach();
   }
-  const at::Tensor& detached(int64_t unit) const override { return state(unit).detached; }
+  const at::Tensor& detached(int64_t unit) const override { return bookkeeping(unit).detached; }
 
   at::Tensor norm_part_on_device(int64_t unit) const override {
     return context_.side ? context_.placement.part_of(slice(unit)) : at::Tensor();
@@ -265,7 +267,7 @@ class ReplicatedGradients final : public GradientReduction {
   void reserve_buckets() {
     at::Tensor under_way;
     for (const int64_t u : context_.order.units()) {
-      const auto& form = context_.form(u);
+      const auto& form = context_.gradient_form(u);
       if (!form.converts()) continue;
       auto bucket = context_.pool.take(context_.layout.unit(u).numel, form.reduced);
       if (under_way.defined()) context_.pool.give(std::exchange(under_way, {}));
@@ -284,7 +286,7 @@ class ReplicatedGradients final : public GradientReduction {
     const auto& placement = context_.placement;
     const bool waits = context_.replicas() != nullptr ||
                        std::ranges::any_of(context_.order.units(), [&](int64_t unit) {
-                         return context_.form(unit).converts();
+                         return context_.gradient_form(unit).converts();
                        });
     return placement.ranks() > 1 && !waits &&
            (placement.all->topology().hosts > 1 || context_.side.has_value());
@@ -305,7 +307,7 @@ class ReplicatedGradients final : public GradientReduction {
   // Reduces the expected units whose turn has not come.
   void reduce_expected() {
     for (const int64_t u : context_.order.units()) {
-      if (!context_.presence.expected(u) || state(u).sum == Sum::started) continue;
+      if (!context_.presence.expected(u) || bookkeeping(u).sum == Sum::started) continue;
       const SideScope on(context_.side, context_.mark);
       start(u);
     }
@@ -313,19 +315,19 @@ class ReplicatedGradients final : public GradientReduction {
 
   // Starts the sum over ranks. The caller is on the side stream.
   void start(int64_t unit) {
-    auto& u = state(unit);
+    auto& u = bookkeeping(unit);
     u.sum = Sum::started;
     u.filled = true;
     const auto& whole = u.gradient->whole();
     const auto& label = context_.label(unit);
     auto& all = *context_.placement.all;
     close(unit, whole);
-    const bool converts = context_.form(unit).converts();
+    const bool converts = context_.gradient_form(unit).converts();
     if (scattered()) {
       under_way_.start({.unit = unit,
                         .bucket = {converts ? converted(unit, whole) : whole, converts},
                         .output = slice(unit)},
-                       true, context_.form(unit).link.wire());
+                       true, context_.gradient_form(unit).link.wire());
       // Each reduction under way needs memory of its own.
       if (converts || context_.replicas() != nullptr) under_way_.advance(1);
     } else if (converts) {
@@ -343,15 +345,15 @@ class ReplicatedGradients final : public GradientReduction {
   // Adds the sum over ranks of gradients that came after the unit had been reduced: Note [Early
   // reductions].
   void accumulate_late(int64_t unit) {
-    const auto& whole = state(unit).gradient->whole();
+    const auto& whole = bookkeeping(unit).gradient->whole();
     auto bucket = array(unit);
-    state(unit).late = {};
+    bookkeeping(unit).late = {};
     close(unit, bucket);
     if (scattered()) {
       const auto sum = context_.placement.shards->empty(
           context_.layout.slice_numel(unit), whole.scalar_type(), Category::gradient_buckets);
       under_way_.start({.unit = unit, .bucket = {bucket, false}, .output = sum}, true,
-                       context_.form(unit).link.wire());
+                       context_.gradient_form(unit).link.wire());
       under_way_.complete();
       slice(unit).add_(sum);
     } else {
@@ -365,15 +367,15 @@ class ReplicatedGradients final : public GradientReduction {
   // slice.
   at::Tensor slice(int64_t unit) const {
     const auto range = context_.layout.slice(unit, context_.placement.shards->rank());
-    return state(unit).gradient->whole().narrow(0, range.begin, range.size());
+    return bookkeeping(unit).gradient->whole().narrow(0, range.begin, range.size());
   }
 
   bool scattered() const { return context_.placement.sharded.optimizer; }
   bool has_dropped() const {
     return std::ranges::any_of(units_, [](const Unit& unit) { return unit.sum == Sum::dropped; });
   }
-  Unit& state(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
-  const Unit& state(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
+  Unit& bookkeeping(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
+  const Unit& bookkeeping(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
 
   std::vector<Unit> units_;
   EarlyReductions early_{false};

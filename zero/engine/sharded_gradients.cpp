@@ -23,8 +23,8 @@
 // until all ranks have told which gradients they had.
 //
 // With replicas (Note [Hybrid sharding]) a reduction has three phases; each one that starts moves
-// those before it on by one phase. If several passes add up on the device, they do so in the block,
-// and the sums over replicas are made once, when the step ends.
+// those before it on by one phase. If several passes add up on the device, they do so in the
+// shard group, and the sums over replicas are made once, when the step ends.
 //
 // A bucket of one pass has the dtype in which gradients are reduced from the start, unless it is
 // divided before that (Note [Dtypes of gradients] in form.h).
@@ -62,21 +62,23 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     context_.order.restart();
     context_.arrivals.restart_counts();
     for (auto& unit : units_) unit.turn = Turn::awaited;
-    for (const int64_t p : pass.shared) state(context_.layout.unit_of(p)).turn = Turn::at_the_end;
-    context_.order.move_back([&](int64_t unit) { return state(unit).turn == Turn::at_the_end; });
+    for (const int64_t p : pass.shared)
+      bookkeeping(context_.layout.unit_of(p)).turn = Turn::at_the_end;
+    context_.order.move_back(
+        [&](int64_t unit) { return bookkeeping(unit).turn == Turn::at_the_end; });
   }
 
   const at::Tensor& array(int64_t unit) override {
-    auto& bucket = state(unit).bucket;
+    auto& bucket = bookkeeping(unit).bucket;
     if (!bucket.array.defined()) {
       const int64_t numel = context_.layout.unit(unit).numel;
-      bucket = {.array = context_.pool.take(numel, context_.form(unit).collected)};
+      bucket = {.array = context_.pool.take(numel, context_.gradient_form(unit).collected)};
     }
     return bucket.array;
   }
 
   bool adopt(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) override {
-    auto& bucket = state(unit).bucket;
+    auto& bucket = bookkeeping(unit).bucket;
     if (bucket.array.defined() || !stands_alone(unit, gradient, variable)) return false;
     bucket = {.array = gradient.as_strided({context_.layout.unit(unit).numel}, {1}),
               .pooled = false,
@@ -87,7 +89,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void arrived(int64_t parameter, bool first) override {
     if (!first) return;
     const int64_t unit = context_.layout.unit_of(parameter);
-    const auto turn = state(unit).turn;
+    const auto turn = bookkeeping(unit).turn;
     if (!context_.arrivals.count_arrival(unit) || turn == Turn::over) return;
     context_.order.became_ready(unit);
     if (turn == Turn::awaited) ++waiting_;
@@ -99,7 +101,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     while (const auto unit = context_.order.turn()) {
       const bool complete = context_.arrivals.all_arrived(*unit);
       const bool incomplete = waiting_ >= kWaiting && may_be_incomplete(*unit);
-      if (state(*unit).turn == Turn::at_the_end || (!complete && !incomplete)) return;
+      if (bookkeeping(*unit).turn == Turn::at_the_end || (!complete && !incomplete)) return;
       if (complete) --waiting_;
       context_.order.advance();
       reduce(*unit);
@@ -145,7 +147,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   bool sums_once_a_step() const override {
     return std::ranges::any_of(context_.order.units(),
-                               [&](int64_t unit) { return context_.form(unit).defers; });
+                               [&](int64_t unit) { return context_.gradient_form(unit).defers; });
   }
 
   void clear(bool /*completed*/) override {
@@ -153,7 +155,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     const SideScope on(context_.side, context_.mark);  // memory goes back to that stream
     sums_.wait();
     for (const int64_t u : context_.order.units()) {
-      auto& unit = state(u);
+      auto& unit = bookkeeping(u);
       unit.turn = Turn::awaited;
       unit.sum = Sum::none;
       const auto bucket = std::exchange(unit.bucket, {});
@@ -173,8 +175,8 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       opened = sums_.of(unit).make(unit);
     }
     wait_for(context_.side, context_.mark);
-    if (state(unit).sum == Sum::none) {
-      state(unit).sum = Sum::started;
+    if (bookkeeping(unit).sum == Sum::none) {
+      bookkeeping(unit).sum = Sum::started;
       opened.zero_();
     }
     return opened;
@@ -183,9 +185,9 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void store_sum(int64_t unit, const at::Tensor& sum) override { sums_.of(unit).store(unit, sum); }
 
   void detach() override {
-    for (const int64_t u : context_.order.units()) state(u).detached = sums_.of(u).detach(u);
+    for (const int64_t u : context_.order.units()) bookkeeping(u).detached = sums_.of(u).detach(u);
   }
-  const at::Tensor& detached(int64_t unit) const override { return state(unit).detached; }
+  const at::Tensor& detached(int64_t unit) const override { return bookkeeping(unit).detached; }
 
   at::Tensor norm_part_on_device(int64_t unit) const override {
     return sums_.of(unit).norm_part_on_device(unit);
@@ -197,7 +199,9 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     return context_.settings.hands_over &&
            std::ranges::any_of(units_, [](const Unit& unit) { return unit.sum != Sum::none; });
   }
-  bool handed_over(int64_t unit) const override { return state(unit).sum == Sum::handed_over; }
+  bool handed_over(int64_t unit) const override {
+    return bookkeeping(unit).sum == Sum::handed_over;
+  }
 
   void forget_residuals() override {
     for (auto& unit : units_) {
@@ -226,12 +230,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     if (!context_.settings.feedback) return;
     auto& shards = *context_.placement.shards;
     for (const int64_t u : context_.order.units()) {
-      const auto& link = context_.form(u).link;
+      const auto& link = context_.gradient_form(u).link;
       if (!link.quantised()) continue;
       const int64_t bytes =
           shards.feedback_bytes(link.quantisation, context_.layout.slice_numel(u));
       if (bytes > 0)
-        state(u).residuals = shards.empty(bytes, at::kByte, Category::gradients).zero_();
+        bookkeeping(u).residuals = shards.empty(bytes, at::kByte, Category::gradients).zero_();
     }
   }
 
@@ -239,7 +243,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   // the pool's buckets, has the unit's layout, and is used by nobody else.
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const {
     const int64_t numel = context_.layout.unit(unit).numel;
-    const auto& form = context_.form(unit);
+    const auto& form = context_.gradient_form(unit);
     return numel * form.bucket_element_bytes() > context_.pool.bucket_bytes() &&
            gradient.numel() == numel && gradient.scalar_type() == form.collected &&
            gradient.strides() == variable.strides() && variable.is_non_overlapping_and_dense() &&
@@ -260,7 +264,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void reduce(int64_t unit) {
     const at::NoGradGuard no_grad;
     if (observer_ != nullptr) observer_->reduction_starts(unit);
-    auto& u = state(unit);
+    auto& u = bookkeeping(unit);
     u.turn = Turn::over;
     context_.arrivals.restart_count(unit);
     array(unit);
@@ -270,30 +274,30 @@ class ShardedGradients final : public GradientReduction, private HandOver {
                         .accumulates = u.sum != Sum::none};
     if (u.sum == Sum::none) u.sum = Sum::started;
     close(unit, reduction.bucket.array);
-    if (context_.form(unit).converts()) {
+    if (context_.gradient_form(unit).converts()) {
       auto bucket = converted(unit, reduction.bucket.array);
       context_.pool.give(std::exchange(reduction.bucket, {std::move(bucket)}));
     }
     const SideScope on(context_.side, context_.mark);
     reduction.sums->prepare(reduction);
-    under_way_.start(std::move(reduction), !context_.form(unit).defers, wire(unit));
+    under_way_.start(std::move(reduction), !context_.gradient_form(unit).defers, wire(unit));
     under_way_.advance(1);
   }
 
   std::optional<comm::LinkWire> wire(int64_t unit) const {
-    auto wire = context_.form(unit).link.wire();
+    auto wire = context_.gradient_form(unit).link.wire();
     if (wire && !wire->packed) {
-      wire->error = state(unit).residuals;
+      wire->error = bookkeeping(unit).residuals;
       wire->beta = context_.settings.feedback.value_or(0);
     }
     return wire;
   }
 
-  // Adds up over the replicas the sums that micro-batches have made in the block.
+  // Adds up over the replicas the sums that micro-batches have made in the shard group.
   void sum_over_replicas() {
     std::vector<PhasedReduction> over_replicas;
     for (const int64_t u : context_.order.units()) {
-      if (context_.form(u).defers && state(u).sum != Sum::none)
+      if (context_.gradient_form(u).defers && bookkeeping(u).sum != Sum::none)
         over_replicas.emplace_back(*context_.replicas(), sum(u), context_.label(u));
     }
     for (int phase = 0; phase < 3; ++phase) {
@@ -304,12 +308,13 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   // The sums give a unit's slice to this, which marks the unit and hands the slice over.
   bool wants(int64_t unit) const override { return context_.presence.complete_here(unit); }
   void hand_over(int64_t unit, at::Tensor sum) override {
-    state(unit).sum = Sum::handed_over;
+    bookkeeping(unit).sum = Sum::handed_over;
     updates_->update_in_backward(unit, std::move(sum));
   }
 
-  Unit& state(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
-  const Unit& state(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
+  // The progress of a unit in this step. Its numbers are in `sums_`.
+  Unit& bookkeeping(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
+  const Unit& bookkeeping(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
 
   SumsByTier sums_;
   std::vector<Unit> units_;

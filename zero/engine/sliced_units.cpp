@@ -20,7 +20,7 @@ class SlicedUnits final : public PagedSource {
   SlicedUnits(const SourceParts& parts, DiskReads reads)
       : PagedSource(parts), reads_(reads), gathers_(static_cast<size_t>(layout().unit_count())) {}
 
-  paging::UnitSource* start(LateUpdates& updates) override {
+  paging::UnitSource* start(PendingUpdates& updates) override {
     sources_ = {memory_slices(table()), disk_slices(table(), updates, reads_)};
     for (int64_t u = 0; u < layout().unit_count(); ++u) {
       const bool on_disk = table().transfer_bytes(u, State::parameters) > 0;

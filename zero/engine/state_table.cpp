@@ -154,9 +154,9 @@ void StateTable::make_optimizer(int64_t unit) {
       made.place == NewParameters::Place::apart) {
     made.memory = zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
   }
-  if (plan.states_at == Tier::disk) return;
+  if (plan.optimizer_at == Tier::disk) return;
   const auto category =
-      plan.states_at == Tier::host ? Category::host_optimizer : Category::optimizer;
+      plan.optimizer_at == Tier::host ? Category::host_optimizer : Category::optimizer;
   // Parameters and gradients have colour 0.
   const auto last = static_cast<int64_t>(plan.moments.size()) + 1;
   for (const auto state : plan.optimizer_columns()) {
@@ -164,8 +164,8 @@ void StateTable::make_optimizer(int64_t unit) {
         state == State::master
             ? last
             : static_cast<int64_t>(column(state) - column(State::first_moment)) + 1;
-    memory(unit, state) =
-        zeros(plan.states_at, plan.entries(state, numel), plan.dtype_of(state), category, colour);
+    memory(unit, state) = zeros(plan.optimizer_at, plan.entries(state, numel), plan.dtype_of(state),
+                                category, colour);
   }
 }
 
@@ -319,12 +319,30 @@ at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
   }
   const auto stored = read_stored(unit, state, elements);
   if (state != State::master || !plan(unit).split) return stored;
-  const auto upper =
-      tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements);
-  auto joined = at::empty({elements.size()}, at::kFloat);
-  optim::join(halves_of(upper), halves_of(stored), joined.mutable_data_ptr<float>(),
-              joined.numel());
-  return joined;
+  return joined(tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements),
+                stored);
+}
+
+at::Tensor StateTable::joined(const at::Tensor& upper, const at::Tensor& lower) const {
+  auto whole = at::empty({upper.numel()}, at::kFloat);
+  optim::join(halves_of(upper), halves_of(lower), whole.mutable_data_ptr<float>(), whole.numel());
+  return whole;
+}
+
+at::Tensor StateTable::read_new(int64_t unit, State state, Range elements) const {
+  const auto& plan = this->plan(unit);
+  const bool halves = state == State::master && plan.split;
+  const bool elsewhere = held_as(unit, state) != State::parameters && !halves;
+  if (updated_[static_cast<size_t>(unit)] == 0 || elsewhere) return read(unit, state, elements);
+  at::Tensor made;
+  if (const auto place = place_on_disk(unit, State::parameters)) {
+    made = disk_->read_behind(unit, *place, entries(unit, State::parameters, elements));
+  } else {
+    const auto& apart = new_parameters_[static_cast<size_t>(unit)].memory;
+    const auto& from = apart.defined() ? apart : memory(unit, State::master);
+    made = from.narrow(0, elements.begin, elements.size());
+  }
+  return halves ? joined(made, read_stored(unit, State::master, elements)) : made;
 }
 
 at::Tensor StateTable::full(int64_t unit, const at::Tensor& owned) const {
@@ -355,17 +373,47 @@ void StateTable::write_stored(int64_t unit, State state, Range elements, const a
   at.write(unit, number(unit, held), entries(unit, held, elements), values, at.tier());
 }
 
-void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& values) {
+StateTable::Halves StateTable::split(int64_t unit, const at::Tensor& values) const {
   const auto whole = values.to(at::kFloat).contiguous();
   const auto half = [&](State state) {
-    return at::empty({elements.size()}, plan(unit).dtype_of(state));
+    return at::empty({whole.numel()}, plan(unit).dtype_of(state));
   };
-  const auto upper = half(State::parameters);
-  const auto lower = half(State::master);
-  optim::split(whole.const_data_ptr<float>(), halves_of(upper), halves_of(lower), whole.numel());
+  Halves halves{half(State::parameters), half(State::master)};
+  optim::split(whole.const_data_ptr<float>(), halves_of(halves.upper), halves_of(halves.lower),
+               whole.numel());
+  return halves;
+}
+
+void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& values) {
+  const auto [upper, lower] = split(unit, values);
   write_stored(unit, State::master, elements, lower);
   write_stored(unit, State::parameters, elements, upper);
   reset_new_parameters(unit, elements);
+}
+
+void StateTable::write_new(int64_t unit, State state, Range elements, const at::Tensor& values) {
+  if (elements.empty()) return;
+  if (state == State::master && plan(unit).split) {
+    const auto [upper, lower] = split(unit, values);
+    write_stored(unit, State::master, elements, lower);
+    write_beside(unit, elements, upper);
+  } else if (held_as(unit, state) == State::parameters) {
+    write_beside(unit, elements, values);
+  } else {
+    write(unit, state, elements, values);
+  }
+}
+
+// Writes new parameters. Master weights that serve as such have the values already.
+void StateTable::write_beside(int64_t unit, Range elements, const at::Tensor& values) {
+  ensure(keeps_old_parameters_, "there are two copies of the parameters");
+  before_change(unit);
+  if (const auto place = place_on_disk(unit, State::parameters)) {
+    disk_->write_behind(unit, *place, entries(unit, State::parameters, elements), values);
+    return;
+  }
+  const auto& apart = new_parameters_[static_cast<size_t>(unit)].memory;
+  if (apart.defined()) apart.narrow(0, elements.begin, elements.size()).copy_(values);
 }
 
 // Encodes whole blocks; elements of the blocks outside the range keep their values.
@@ -431,6 +479,7 @@ void StateTable::write_parameter(int64_t parameter, const at::Tensor& values,
   const int64_t u = layout_.unit_of(parameter);
   const auto mine = owned_part(parameter);
   if (mine.empty()) return;
+  before_change(u);
   const auto part =
       values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size());
   auto& at = tier(u, State::parameters);
@@ -501,11 +550,13 @@ void StateTable::refresh_master(int64_t parameter) {
 }
 
 void StateTable::use_new_parameters(int64_t unit) {
-  const bool updated = std::exchange(updated_[static_cast<size_t>(unit)], uint8_t{0}) != 0;
-  if (!updated || !keeps_old_parameters_) return;
-  before_change(unit);
+  auto& updated = updated_[static_cast<size_t>(unit)];
+  if (updated == 0) return;
+  if (keeps_old_parameters_) before_change(unit);  // a save may still read the new ones
+  updated = 0;
+  if (!keeps_old_parameters_) return;
   const auto& plan = this->plan(unit);
-  if (keeps_old_states_ && plan.states_at == Tier::disk) {
+  if (keeps_old_states_ && plan.optimizer_at == Tier::disk) {
     disk_->wait_written(unit);
     for (const auto state : plan.optimizer_columns()) exchange_copies(unit, state);
   }
@@ -560,7 +611,7 @@ StateTable::Block StateTable::cells(int64_t unit, const at::Tensor& gradient,
   const auto on_disk = plan.columns_on_disk();
   for (size_t i = 0; i < part.arrays.size(); ++i) block.at[column(on_disk[i])] = part.arrays[i];
   if (gradient.defined()) block.at[column(State::gradients)] = at_byte(gradient, block.begin);
-  if (plan.states_at == Tier::disk) return block;
+  if (plan.optimizer_at == Tier::disk) return block;
   for (const auto state : plan.optimizer_columns())
     block.at[column(state)] =
         static_cast<std::byte*>(memory(unit, state).data_ptr()) + plan.bytes_of(state, block.begin);

@@ -138,6 +138,17 @@ class StateTable {
   /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
   /// the master weights change with them, and new parameters change with the parameters.
   void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  // The next functions are for an update whose parameters are not in force yet
+  // (`use_new_parameters` puts them into force), and which is over.
+
+  /// Returns what `read` will return when they are. Until then `before_change` comes before that.
+  at::Tensor read_new(int64_t unit, State state, partition::Range elements) const;
+  at::Tensor read_new(int64_t unit, State state) const { return read_new(unit, state, all(unit)); }
+  /// Does as `write`, to the values that `read_new` returns. The parameters in force do not change.
+  void write_new(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  /// Says that the new parameters of a unit, written by `write_new`, are to come into force.
+  void keep_new_parameters(int64_t unit) { updated_[static_cast<size_t>(unit)] = 1; }
+
   /// Returns the memory of a cell that is not on a disk: undefined if nobody has made it, or if it
   /// has been given back.
   at::Tensor& memory(int64_t unit, State state) const;
@@ -276,7 +287,14 @@ class StateTable {
   partition::Range entries(int64_t unit, State state, partition::Range elements) const;
   optim::Sign sign_of(int64_t unit, State state) const;
   void write_stored(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  struct Halves {
+    at::Tensor upper;  // the parameters
+    at::Tensor lower;
+  };
+  Halves split(int64_t unit, const at::Tensor& values) const;
+  at::Tensor joined(const at::Tensor& upper, const at::Tensor& lower) const;
   void write_halves(int64_t unit, partition::Range elements, const at::Tensor& values);
+  void write_beside(int64_t unit, partition::Range elements, const at::Tensor& values);
   void write_codes(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
   void write_parameter(int64_t parameter, const at::Tensor& values, std::optional<Tier> from);
   void reset_new_parameters(int64_t unit, partition::Range elements);
@@ -298,7 +316,7 @@ class StateTable {
   std::vector<int64_t> window_offset_;
   std::vector<NewParameters> new_parameters_;  // by unit
   std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
-  StreamMark parameter_copies_;   // from where updates make new parameters
+  StreamMark parameter_copies_;   // the last copy of new parameters between host and device
   // Blocks of parameters on their way, which take turns; none if no update needs them.
   struct Staging {
     at::Tensor memory;

@@ -32,7 +32,7 @@ UpdateFlow::UpdateFlow(const EnginePlan& plan, StateTable& table, FactoredStates
 }
 
 // The timeline shows the update of the unit while the result lives.
-Timeline::Scope UpdateFlow::shown(int64_t unit) const {
+Timeline::Scope UpdateFlow::timeline_scope(int64_t unit) const {
   const auto& plan = table_.plan(unit);
   return {*timeline_, Activity::update, table_.label(unit),
           plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype))};
@@ -126,7 +126,7 @@ at::ScalarType UpdateFlow::gradient_dtype(int64_t unit, const at::Tensor& gradie
 
 void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                         const std::vector<uint8_t>& present) {
-  const auto scope = shown(unit);
+  const auto scope = timeline_scope(unit);
   const bool second = two_sweeps(unit);
   if (!second) count(unit, present);
   const auto runs = this->runs(unit, present);
@@ -162,7 +162,7 @@ void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradien
 
 void UpdateFlow::first_sweep(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                              const std::vector<uint8_t>& present) {
-  const auto scope = shown(unit);
+  const auto scope = timeline_scope(unit);
   count(unit, present);
   sweeps_.begin(unit);
   for (const auto& segment : layout_.unit(unit).segments) {

@@ -59,7 +59,7 @@ class UpdateFlow {
   };
   using Runs = c10::SmallVector<Run, 8>;
   Runs runs(int64_t unit, const std::vector<uint8_t>& present) const;
-  Timeline::Scope shown(int64_t unit) const;
+  Timeline::Scope timeline_scope(int64_t unit) const;
   void count(int64_t unit, const std::vector<uint8_t>& present);
   // The optimizer of a group, as it suits the parameters of a unit.
   Optimizer optimizer_of(int64_t unit, size_t parameter_group) const;

@@ -59,7 +59,8 @@ void UpdateSchedule::update_in_backward(int64_t unit, at::Tensor sum) {
   });
   const auto held = HostAllocator::instance().held();
   if (!held_before_updates_) held_before_updates_ = held.peak;
-  if (timing_.late(table_.plan(unit)) && *held_before_updates_ - held.current > bytes) return;
+  if (timing_.may_stay_pending(table_.plan(unit)) && *held_before_updates_ - held.current > bytes)
+    return;
   counted([&] { queue_->wait_for_fewer(std::max(kUpdates, queue_->size())); });
 }
 
@@ -90,7 +91,7 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     if (!table_.trainable(u)) continue;
     pending_[static_cast<size_t>(u)] = 1;
-    if (!delayed_ && !timing_.late(table_.plan(u))) finish(u);
+    if (!delayed_ && !timing_.may_stay_pending(table_.plan(u))) finish_unit(u);
   }
 }
 
@@ -135,23 +136,24 @@ void UpdateSchedule::take_back_updates() {
   update_.take_back();
 }
 
-// Returns whether no update of the unit is pending that changes the current parameters.
-bool UpdateSchedule::reads_old(int64_t unit) const {
+// Returns whether the unit's parameters may be read without completing an update. A delayed update
+// leaves the current ones alone.
+bool UpdateSchedule::may_read_now(int64_t unit) const {
   return delayed_ || pending_[static_cast<size_t>(unit)] == 0;
 }
 
-void UpdateSchedule::complete(int64_t unit) {
-  if (!reads_old(unit)) finish(unit);
+void UpdateSchedule::complete_before_read(int64_t unit) {
+  if (!may_read_now(unit)) finish_unit(unit);
 }
 
 bool UpdateSchedule::try_complete(int64_t unit) {
-  if (reads_old(unit)) return true;
+  if (may_read_now(unit)) return true;
   if (!queue_->done(unit)) return false;
-  finish(unit);
+  finish_unit(unit);
   return true;
 }
 
-void UpdateSchedule::finish(int64_t unit) {
+void UpdateSchedule::finish_unit(int64_t unit) {
   auto& pending = pending_[static_cast<size_t>(unit)];
   if (pending == 0) return;
   counted([&] {
@@ -167,9 +169,34 @@ bool UpdateSchedule::pending() const {
 
 void UpdateSchedule::finish() {
   if (!pending()) return;
-  if (delayed_) writes_.refuse("while its delayed update was under way");
+  if (delayed_) {
+    compute_delayed();
+  } else {
+    counted([&] { queue_->wait_all(); });
+  }
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
+}
+
+void UpdateSchedule::settle() {
+  if (delayed()) {
+    compute_delayed();
+  } else {
+    finish();
+  }
+}
+
+void UpdateSchedule::compute_delayed() {
+  writes_.refuse("while its delayed update was under way");
   counted([&] { queue_->wait_all(); });
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
+}
+
+void UpdateSchedule::resume_delayed() {
+  delayed_ = true;
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (!table_.trainable(u)) continue;
+    pending_[static_cast<size_t>(u)] = 1;
+    table_.keep_new_parameters(u);
+  }
 }
 
 void UpdateSchedule::wait() {
@@ -177,7 +204,7 @@ void UpdateSchedule::wait() {
 }
 
 void UpdateSchedule::discard() {
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
   table_.drop_new_parameters();
 }
 

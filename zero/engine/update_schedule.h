@@ -1,4 +1,4 @@
-// The one place that decides when updates run.
+// Runs updates at the time that UpdateTiming chose.
 //
 // Note [When updates run]
 // now              in `step`, unit by unit
@@ -45,8 +45,10 @@
 // step i + 1 uses the weights that the gradients of step i - 1 gave. The update writes the new
 // parameters to memory of their own, which held the ones before, so it does not read the model's;
 // if they are on a disk it writes a second copy. It reads gradients that were set apart. The next
-// step waits for it before it changes anything. Reading, writing or saving states completes an
-// update under way first.
+// step waits for it before it changes anything. Reading or writing states completes an update under
+// way first. A save does not: it waits until the update is computed, and keeps both the states
+// after it and the parameters in force, so the run goes on as without the save, and a run that
+// loads them goes on in the same way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -57,22 +59,22 @@
 #include <vector>
 
 #include "zero/engine/parameter_writes.h"
+#include "zero/engine/pending_updates.h"
 #include "zero/engine/reduce.h"
-#include "zero/engine/slice_source.h"
 #include "zero/engine/step_progress.h"
 #include "zero/engine/update.h"
 #include "zero/engine/update_queue.h"
 
 namespace zero {
 
-class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
+class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
  public:
   /// The arguments outlive this.
   UpdateSchedule(const EnginePlan& plan, const StepProgress& progress, StateTable& table,
                  UpdateFlow& update, ReduceFlow& reduce, ParameterWrites& writes);
 
-  /// Returns whether some updates run beside other work. Then the code that starts the updates
-  /// publishes the units.
+  /// Returns whether a thread runs the updates. Then Engine::step publishes all units; otherwise
+  /// `start` publishes each.
   bool beside() const { return queue_ != nullptr; }
 
   /// A backward pass begins: completes updates that must not run beside it. With `layer_major` its
@@ -87,7 +89,7 @@ class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
   void start(double scale, int64_t steps);
   /// Takes back the updates that backward has made in this step, because of an overflow.
   void take_back_updates();
-  void complete(int64_t unit) override;
+  void complete_before_read(int64_t unit) override;
   bool try_complete(int64_t unit) override;
   /// Completes the pending updates, which `start` has left under way, and puts their parameters
   /// into force on this rank. Nobody may read them meanwhile.
@@ -95,6 +97,12 @@ class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
   /// Returns whether delayed updates are pending, so that the current parameters are those before
   /// them.
   bool delayed() const { return delayed_ && pending(); }
+  /// Does as `finish`, but the parameters of delayed updates, which are computed then, stay out of
+  /// force. Throws Error as `finish` does.
+  void settle();
+  /// Takes the states of the table for those after delayed updates whose parameters are not in
+  /// force: `StateTable::read_new` returns them.
+  void resume_delayed();
   /// Returns whether updates are pending, which `finish` may complete at any time.
   bool pending() const;
 
@@ -109,8 +117,10 @@ class UpdateSchedule final : public LateUpdates, public BackwardUpdates {
  private:
   void update_now(double scale);
   void sweep_first(size_t batch, double scale);
-  void finish(int64_t unit);
-  bool reads_old(int64_t unit) const;
+  // Completes the pending update of one unit, a delayed one too.
+  void finish_unit(int64_t unit);
+  void compute_delayed();
+  bool may_read_now(int64_t unit) const;
   // Runs `wait`, and counts its time as waiting for an update, and for the disk if there is one.
   template <class Wait>
   void counted(const Wait& wait);

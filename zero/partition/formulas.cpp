@@ -42,7 +42,7 @@ LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, 
   // A slice's share of the content is not the same whole number on every rank. So padding is
   // counted against content / N, rounded down.
   const auto content = [&](bool sharded, int64_t width) {
-    return width * u.content / (sharded ? layout.world_size() : 1);
+    return width * u.content / (sharded ? layout.shards() : 1);
   };
   memory.padding =
       memory.total() - content(sharding.parameters, bytes.parameter) -

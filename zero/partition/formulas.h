@@ -48,6 +48,11 @@ struct StateMemory {
 StateMemory state_memory(Sharding sharding, double parameters, double world_size,
                          StateBytes bytes = {});
 
+/// Table 2: returns the largest model, in parameters, whose states fit into `device_bytes` on each
+/// of `world_size` data-parallel ranks, times `model_parallel` (section 10.1 multiplies).
+double largest_model(Sharding sharding, double device_bytes, double world_size,
+                     double model_parallel = 1);
+
 /// Bytes of one unit, or of several units together, in a layout: whole bytes, with padding.
 struct LayoutMemory {
   int64_t parameters = 0;
@@ -60,11 +65,6 @@ struct LayoutMemory {
 /// Returns the bytes of one unit's states. `bytes` has the bytes of an element, and zero for states
 /// that the unit does not have.
 LayoutMemory unit_memory(const Layout& layout, int64_t unit, Sharding sharding, StateBytes bytes);
-
-/// Table 2: returns the largest model, in parameters, whose states fit into `device_bytes` on each
-/// of `world_size` data-parallel ranks, times `model_parallel` (section 10.1 multiplies).
-double largest_model(Sharding sharding, double device_bytes, double world_size,
-                     double model_parallel = 1);
 
 /// Returns the bytes that one rank sends when a full buffer of `bytes` is gathered or
 /// reduce-scattered over N ranks: (N-1)/N of it.

@@ -7,7 +7,7 @@
 
 #include "zero/base/error.h"
 #include "zero/engine/costs.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 
 namespace zero::plan {
 namespace {
@@ -40,7 +40,8 @@ std::vector<Way> ways(const Question& question) {
   if (!cluster.device.cpu) all.push_back({.stage = 3, .optimizer = cpu, .parameters = cpu});
   if (disk) all.push_back({.stage = 3, .optimizer = nvme, .parameters = nvme});
   if (several) {
-    for (const auto across : {Way::Across::kept, Way::Across::blocks, Way::Across::quantised}) {
+    for (const auto across :
+         {Way::Across::kept, Way::Across::shard_groups, Way::Across::quantised}) {
       // GPUs send no quantised messages yet: engine/on_device.cpp.
       if (across == Way::Across::quantised && !cluster.device.cpu) continue;
       all.push_back({.stage = 3, .across = across});
@@ -62,7 +63,7 @@ Config config_of(const Question& question, const Way& way, int64_t accumulation)
   if (way.eight_bit) config.optimizer_states = optim::StateFormat::eight_bit;
   if (way.across == Way::Across::kept || way.across == Way::Across::quantised)
     config.hpz_partition_size = cluster.per_host;
-  if (way.across == Way::Across::blocks) config.mics_shard_size = cluster.per_host;
+  if (way.across == Way::Across::shard_groups) config.mics_shard_size = cluster.per_host;
   if (way.across == Way::Across::quantised)
     config.quantised.weights = config.quantised.gradients = true;
   return config;

@@ -21,7 +21,7 @@ struct Way {
   OffloadDevice optimizer = OffloadDevice::none;
   OffloadDevice parameters = OffloadDevice::none;
   bool eight_bit = false;
-  enum class Across : uint8_t { all, kept, blocks, quantised } across = Across::all;
+  enum class Across : uint8_t { all, kept, shard_groups, quantised } across = Across::all;
 };
 
 /// Returns whether a candidate is plain data parallelism.

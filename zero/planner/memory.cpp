@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "zero/engine/costs.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/engine/reduction_order.h"
 #include "zero/store/disk_tier.h"
 

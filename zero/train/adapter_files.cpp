@@ -143,7 +143,7 @@ LoraSettings read_adapter_config(const std::string& folder) {
   const auto path = fs::path(folder) / kAdapterConfig;
   const auto text = read_file(path, fail<CheckpointError>);
   try {
-    return settings_of(ConfigReader(std::string_view(text), std::string_view(kAdapterConfig)));
+    return settings_of(ConfigReader(std::string_view(text), kAdapterConfig));
   } catch (const ConfigError& error) {
     throw CheckpointError(
         fmt::format("{} cannot be used as an adapter. {}", path.string(), error.what()));

@@ -14,6 +14,7 @@
 #include "zero/checkpoint/foreign/pt_file.h"
 #include "zero/checkpoint/foreign/pt_writer.h"
 #include "zero/checkpoint/foreign/readers.h"
+#include "zero/checkpoint/in_force.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/whole_folder.h"
 
@@ -33,7 +34,9 @@ std::unique_ptr<WholeFolder> new_folder(const fs::path& to) {
   return std::make_unique<WholeFolder>(to, &fail<CheckpointError>);
 }
 
-bool is_moment(const std::string& state) { return state != "parameter" && state != "master"; }
+bool is_moment(const std::string& state) {
+  return state != "parameter" && state != "master" && state != kInForce;
+}
 
 std::string value_of(const ordered_json& json) {
   if (json.is_boolean()) return pickled::boolean(json.get<bool>());

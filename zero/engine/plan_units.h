@@ -1,5 +1,5 @@
-// The plan, which is made before anything is allocated: the layout of the model's units, and for
-// each unit a row of the table.
+// The functions that make the plan, before anything is allocated: the layout of the model's units,
+// and for each unit a row of the table. EnginePlan (engine_plan.h) keeps their results.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace zero {
 
-/// Lays the parameters of `model` out in units, over the ranks of a block of `grid`. Throws
+/// Lays the parameters of `model` out in units, over the ranks of a shard group of `grid`. Throws
 /// ConfigError for a trainable parameter in fp16 whose gradients would not be scaled.
 partition::Layout lay_out(const ModelShape& model, const Config& config,
                           const partition::RankGrid& grid);
@@ -23,8 +23,8 @@ partition::Layout lay_out(const ModelShape& model, const Config& config,
 /// Returns the dtype that the engine gives a parameter.
 at::ScalarType dtype_in_engine(const ParameterShape& parameter, const Config& config);
 
-/// Returns which states are sharded over as many ranks. One rank has nobody to shard with, so every
-/// state is whole on it. States on the host or a disk still come and go.
+/// Returns which states are sharded over as many ranks. With one rank the stage counts as 0, unless
+/// states are offloaded or updated in backward: they come and go by the stage's ways.
 partition::Sharding sharded_states(const Config& config, int64_t ranks);
 
 /// Makes a row for each unit of a layout that lay_out has made, for the rank that `ranks` names.

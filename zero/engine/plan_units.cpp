@@ -1,4 +1,4 @@
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 
 #include <fmt/format.h>
 
@@ -73,10 +73,11 @@ partition::Layout lay_out(const ModelShape& model, const Config& config,
 }
 
 partition::Sharding sharded_states(const Config& config, int64_t ranks) {
-  const bool pages = ranks > 1 || config.offload_param.device != OffloadDevice::none ||
-                     config.offload_optimizer.device == OffloadDevice::cpu ||
-                     config.offload_optimizer.on_disk_with_gradients() || config.update_in_backward;
-  return partition::sharding_of_stage(pages ? config.stage : 0);
+  const bool needs_stage = ranks > 1 || config.offload_param.device != OffloadDevice::none ||
+                           config.offload_optimizer.device == OffloadDevice::cpu ||
+                           config.offload_optimizer.on_disk_with_gradients() ||
+                           config.update_in_backward;
+  return partition::sharding_of_stage(needs_stage ? config.stage : 0);
 }
 
 std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelShape& model,
@@ -94,7 +95,7 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
   const auto& states = config.offload_optimizer;
   FirstUnitsStay parameters_at(param.device == OffloadDevice::nvme ? param.max_in_cpu : 0,
                                tier_of(param.device));
-  FirstUnitsStay states_at(
+  FirstUnitsStay optimizer_at(
       static_cast<int64_t>(std::floor((1 - states.ratio) * static_cast<double>(all))),
       tier_of(states.device));
   const bool gradients_on_disk =
@@ -106,12 +107,12 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
     plan.trainable = first.trainable;
     plan.owned = owned(u);
     plan.parameters_at = parameters_at.of_next(plan.owned.size());
-    plan.states_at = states_at.of_next(plan.owned.size());
+    plan.optimizer_at = optimizer_at.of_next(plan.owned.size());
     plan.own_memory = model.own_memory;
     // Gradients go to the host with the states that they update. They need not go to a disk with
     // them.
     const bool to_host =
-        plan.states_at == Tier::host || (plan.states_at == Tier::disk && plan.own_memory);
+        plan.optimizer_at == Tier::host || (plan.optimizer_at == Tier::disk && plan.own_memory);
     plan.gradients_at = gradients_on_disk ? Tier::disk : to_host ? Tier::host : Tier::device;
     static_cast<Form&>(plan) = form_of(config, settings, dtype_in_engine(first, config),
                                        plan.trainable, plan.gradients_at);
@@ -133,7 +134,7 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
       if (const auto factors = factors_of(model.parameter(segment.parameter)))
         plan.factored_bytes += 4 * (factors->rows() + factors->columns());
     }
-    if (plan.split && plan.states_at != Tier::disk && plan.states_at != plan.parameters_at) {
+    if (plan.split && plan.optimizer_at != Tier::disk && plan.optimizer_at != plan.parameters_at) {
       throw ConfigError(
           "bf16.split_master_weights needs each parameter and its optimizer states in the same "
           "place, or the states on disk, since the parameter is half of its master weight. Give "
