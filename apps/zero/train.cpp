@@ -6,13 +6,17 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "apps/zero/command_line.h"
+#include "apps/zero/origins.h"
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/comm/group.h"
@@ -120,8 +124,8 @@ int train(const Arguments& arguments) {
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
   auto asked = run_asked_for(line, text, origin);
-  const auto as_given =
-      line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
+  const auto file_given = fields::with_present_names(fields::parse_json(text, origin), origin);
+  const auto as_given = line.over(file_given);
   const auto jobs = comm::launched_jobs();
   const bool restarted = std::ranges::any_of(jobs, &comm::LaunchedJob::restarted);
   const auto resume = train::with_auto_resume(asked.program, jobs);
@@ -182,7 +186,11 @@ int train(const Arguments& arguments) {
   if (ranks.first()) train::check_run(settings, ranks.size());
   return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& host) {
     const auto group = train::on_training_device(host, settings.program.device, warn);
-    train::Trainer trainer(settings, group);
+    const Origins origins(file_given, line,
+                          saved ? fields::Json::parse(saved->configuration) : fields::Json());
+    std::vector<std::unique_ptr<train::Monitor>> monitors;
+    monitors.push_back(origins_monitor(train::RunFolder(settings.program.out).log(), origins));
+    train::Trainer trainer(settings, group, std::move(monitors));
     return trainer.train() == 0 ? 0 : kInterrupted;
   });
 }
