@@ -77,7 +77,7 @@ def main():
               "--max-restarts", "3", "--node-rank"]
     output = open(folder / "output.txt", "w")
     launchers = [subprocess.Popen([*map(str, launch), str(k), "--", *map(str, train)], stdout=output, stderr=output,
-                                  env=dict(os.environ, OMP_NUM_THREADS="1")) for k in range(2)]
+                                  env=dict(os.environ, OMP_NUM_THREADS="1", **({"ZERO_HOST": f"host{k}"} if options.in_memory else {}))) for k in range(2)]
     try:
         wait_until(lambda: len(steps(log)) > SAVE_EVERY and saved(log), launchers)
         if options.cold:

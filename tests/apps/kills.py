@@ -58,7 +58,8 @@ class Job:
             self.start(k, restarted=False)
 
     def start(self, k, restarted):
-        environment = dict(os.environ, OMP_NUM_THREADS="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1" if restarted else "0")
+        environment = dict(os.environ, OMP_NUM_THREADS="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1" if restarted else "0",
+                           ZERO_HOST=f"host{k}")
         self.launchers[k] = subprocess.Popen(self.commands[k], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment)
 
     def running(self):

@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "tests/apps/train_run.h"
 #include "zero/comm/rendezvous.h"
@@ -31,6 +35,10 @@ class TrainCopies : public ::testing::Test {
     std::vector<std::string> all{"--steps",         "60",   "--stage",   "2",
                                  "--dtype",         "bf16", "--dropout", "0.1",
                                  "--memory-copies", "3",    "--out",     folder_.out(run)};
+    for (size_t i = 0; i < more.size(); i += 2) {
+      const auto given = std::find(all.begin(), all.end(), more[i]);
+      if (given != all.end()) all.erase(given, given + 2);
+    }
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -89,7 +97,8 @@ TEST_F(TrainCopies, AHostThatIsLostCostsNoBitAndNoDisk) {
         folder_.elastic("1",
                         {"--nnodes", "2", "--node-rank", node, "--master-addr", comm::kLoopback,
                          "--master-port", port},
-                        words("run")));
+                        words("run")),
+        std::map<std::string, std::string>{{"ZERO_HOST", "host" + node}});
   };
   const auto first = start("0");
   auto second = start("1");

@@ -80,7 +80,15 @@ std::optional<fs::path> MemoryCopies::launcher_folder() {
 MemoryCopies::MemoryCopies(std::shared_ptr<comm::Group> group, fs::path folder, int64_t spare_bytes)
     : group_(std::move(group)), folder_(std::move(folder)), spare_bytes_(spare_bytes) {
   const auto& topology = group_->topology();
+  const auto folders = comm::gather_texts(*group_, folder_.string(), kCopies);
   comm::agree<ConfigError>(*group_, kCopies, [&] {
+    const auto first = static_cast<size_t>(group_->rank() - topology.local_rank);
+    if (topology.regular && folders[first] != folder_.string()) {
+      throw ConfigError(fmt::format(
+          "Ranks {} and {} are on one host, but keep copies in memory in {} and {}: two launchers "
+          "have started them. Start one for each host, or set ZERO_HOST to another name for each.",
+          first, group_->rank(), folders[first], folder_.string()));
+    }
     if (!topology.regular)
       throw ConfigError("Copies in memory need hosts with equally many ranks, in order.");
     std::error_code error;
