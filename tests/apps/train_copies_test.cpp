@@ -151,9 +151,10 @@ TEST_F(TrainCopies, ADamagedCopyIsNamedAndTheCheckpointTaken) {
 }
 
 TEST_F(TrainCopies, TheNewerCheckpointWins) {
-  Program job(
-      folder_.elastic("1", {}, words("run", {"--save-every", "5", "--memory-copies", "25"})));
-  ASSERT_TRUE(folder_.wait_for_step(32));
+  // The only copy is of step 160, or of one soon after it.
+  Program job(folder_.elastic(
+      "1", {}, words("run", {"--steps", "300", "--save-every", "5", "--memory-copies", "160"})));
+  ASSERT_TRUE(folder_.wait_for_step(200));
   kill(children_of(job.pid()).at(0), SIGKILL);
   const auto outcome = job.wait();
   ASSERT_EQ(outcome.status, 0) << outcome.err;
