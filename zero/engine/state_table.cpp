@@ -333,7 +333,8 @@ at::Tensor StateTable::read_new(int64_t unit, State state, Range elements) const
   const auto& plan = this->plan(unit);
   const bool halves = state == State::master && plan.split;
   const bool elsewhere = held_as(unit, state) != State::parameters && !halves;
-  if (updated_[static_cast<size_t>(unit)] == 0 || elsewhere) return read(unit, state, elements);
+  const bool in_force = !keeps_old_parameters_ || updated_[static_cast<size_t>(unit)] == 0;
+  if (in_force || elsewhere) return read(unit, state, elements);
   at::Tensor made;
   if (const auto place = place_on_disk(unit, State::parameters)) {
     made = disk_->read_behind(unit, *place, entries(unit, State::parameters, elements));
