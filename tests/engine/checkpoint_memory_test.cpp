@@ -19,8 +19,6 @@
 namespace zero {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kTensors = 16;
 constexpr int64_t kTensorBytes = int64_t{1} << 20;  // of fp32
 

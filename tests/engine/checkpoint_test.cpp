@@ -594,7 +594,7 @@ TEST(Checkpoint, EveryFlippedByteAndEveryTruncationIsFound) {
   ASSERT_EQ(damage(path), sound);
   size_t files = 0;
   for (const auto& entry : fs::directory_iterator(path)) {
-    const auto file = entry.path();
+    const auto& file = entry.path();
     const auto name = file.filename().string();
     ++files;
     std::string bytes;

@@ -125,9 +125,9 @@ void MemoryCopies::make_room(std::span<const int64_t> bytes) const {
   const auto& topology = group_->topology();
   if (topology.local_rank != 0) return;
   const auto of_host = [&](int host) {
+    const auto size = static_cast<size_t>(topology.local_size);
     int64_t sum = 0;
-    for (int k = 0; k < topology.local_size; ++k)
-      sum += bytes[static_cast<size_t>(host * topology.local_size + k)];
+    for (const int64_t each : bytes.subspan(static_cast<size_t>(host) * size, size)) sum += each;
     return sum;
   };
   int64_t needed = of_host(topology.host);
@@ -231,7 +231,8 @@ std::optional<MemoryCopies::Found> MemoryCopies::newest(std::vector<std::string>
   std::map<std::pair<int64_t, uint64_t>, Holding> copies;  // by step and id
   std::map<int64_t, std::string> wrong;                    // by step
   for (int host = 0; host < topology.hosts; ++host) {
-    std::istringstream lines(texts[static_cast<size_t>(host * topology.local_size)]);
+    std::istringstream lines(
+        texts[static_cast<size_t>(host) * static_cast<size_t>(topology.local_size)]);
     for (std::string line; std::getline(lines, line);) {
       std::istringstream words(line);
       int64_t step = 0;

@@ -317,7 +317,7 @@ at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
                   wide.mutable_data_ptr<float>(), wide.numel(), sign_of(unit, state));
     return wide.narrow(0, elements.begin - blocks.begin, elements.size());
   }
-  const auto stored = read_stored(unit, state, elements);
+  auto stored = read_stored(unit, state, elements);
   if (state != State::master || !plan(unit).split) return stored;
   return joined(tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements),
                 stored);
@@ -441,7 +441,7 @@ int64_t StateTable::transfer_bytes(int64_t unit, State state) const {
 int64_t StateTable::array_on_disk(int64_t unit, State state) const {
   const auto place = place_on_disk(unit, state);
   ensure(place.has_value(), "a cell that is transferred, or has two copies, is on a disk");
-  return *place;
+  return place.value();
 }
 
 store::Transfer StateTable::start_read(int64_t unit, State state, void* to) {

@@ -94,8 +94,8 @@ struct Values {
     if (logarithmic) {
       first = std::log10(low);
       last = std::log10(high);
-      for (double power = std::ceil(first - 1e-9); power <= last + 1e-9; ++power)
-        marks.push_back(std::pow(10, power));
+      const auto lowest = static_cast<int>(std::ceil(first - 1e-9));
+      for (int power = lowest; power <= last + 1e-9; ++power) marks.push_back(std::pow(10, power));
       if (marks.size() < 2) marks = {low, high};
       return;
     }
@@ -110,8 +110,11 @@ struct Values {
     const double distance = one * round_distance((high - low) / one, 5);
     first = std::floor(low / distance + 1e-9) * distance;
     last = std::ceil(high / distance - 1e-9) * distance;
-    for (double mark = first; mark <= last + 0.5 * distance; mark += distance)
+    const auto count = std::lround((last - first) / distance);
+    for (int64_t i = 0; i <= count; ++i) {
+      const double mark = first + static_cast<double>(i) * distance;
       marks.push_back(std::abs(mark) < 1e-9 * distance ? 0 : mark);
+    }
   }
   double pixel(double value) const {
     const double place = logarithmic ? std::log10(value) : value;
@@ -137,9 +140,11 @@ void draw_axes(Chart& chart, const Values& values, const Steps& steps) {
   }
   const double span = std::max(1.0, steps.last - steps.first);
   const double distance = std::max(1.0, round_distance(span, 7));
-  for (double mark = std::ceil(steps.first / distance) * distance; mark <= steps.last;
-       mark += distance)
+  const auto lowest = static_cast<int64_t>(std::ceil(steps.first / distance));
+  for (int64_t i = lowest; static_cast<double>(i) * distance <= steps.last; ++i) {
+    const double mark = static_cast<double>(i) * distance;
     chart.text(steps.pixel(mark), kBottom + 16, fmt::format("{:.0f}", mark), middle);
+  }
   chart.text(kRight, kBottom + 28, "step", at_end);
 }
 

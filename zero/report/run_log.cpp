@@ -86,7 +86,7 @@ class Object {
 void flatten(const Json& json, const std::string& path, std::map<std::string, std::string>& all) {
   if (json.is_object() && !json.empty()) {
     for (const auto& [key, value] : json.items())
-      flatten(value, path.empty() ? key : path + "." + key, all);
+      flatten(value, path.empty() ? key : fmt::format("{}.{}", path, key), all);
     return;
   }
   all[path] = json.is_string() ? json.get<std::string>()
