@@ -106,6 +106,15 @@ def load(folder: str, stage: int, frozen: str) -> None:
     os._exit(0)
 
 
+def import_sample(zero: str, folder: Path) -> tuple[Path, list[Any]]:
+    """Imports a sample of DeepSpeed as `folder/own`. Returns the sample's path and, by rank, what its run did next."""
+    with tarfile.open(SAMPLES) as tar:
+        tar.extractall(folder, filter="data")
+    sample = folder / "ckpt-samples/ds/z2-fp32"
+    subprocess.run([zero, "ckpt", "import", sample, folder / "own"], check=True, stdout=subprocess.DEVNULL)
+    return sample, json.loads(Path(f"{sample}.expected.json").read_text())["by_rank"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("zero", type=os.path.abspath)
@@ -115,14 +124,10 @@ def main() -> int:
     zero, failed = given.zero, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with tarfile.open(SAMPLES) as tar:
-            tar.extractall(folder, filter="data")
-        sample = folder / "ckpt-samples/ds/z2-fp32"
-        expected = json.loads(Path(f"{sample}.expected.json").read_text())["by_rank"]
+        sample, expected = import_sample(zero, folder)
         wanted = {str(rank): [loss for (loss,) in each["next_losses"]] for rank, each in enumerate(expected)}
-        quiet = {"check": True, "stdout": subprocess.DEVNULL}
-        subprocess.run([zero, "ckpt", "import", sample, folder / "own"], **quiet)
-        subprocess.run([zero, "ckpt", "export", folder / "own", folder / "out", "--to", "deepspeed"], **quiet)
+        export = [zero, "ckpt", "export", folder / "own", folder / "out", "--to", "deepspeed"]
+        subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
         environment = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
         for stage in given.stages:
             for ranks in given.ranks:

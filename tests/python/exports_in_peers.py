@@ -7,11 +7,9 @@ scripts/deepspeed_environment.sh or benchmarks/peers/setup.sh, or from the one t
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 _PEERS = Path(__file__).resolve().parents[2] / "benchmarks/peers"
 sys.path.insert(0, str(_PEERS))
 
-from universal import RANKS_SAVED, SAMPLES, STEP, batch, model_of_the_samples  # noqa: E402
+from universal import RANKS_SAVED, STEP, batch, import_sample, model_of_the_samples  # noqa: E402
 
 
 def deepspeeds_python() -> str | None:
@@ -52,13 +50,9 @@ def in_torch(zero: str) -> int:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with tarfile.open(SAMPLES) as tar:
-            tar.extractall(folder, filter="data")
-        sample = folder / "ckpt-samples/ds/z2-fp32"
-        expected = json.loads(Path(f"{sample}.expected.json").read_text())["by_rank"]
-        quiet: Any = {"check": True, "stdout": subprocess.DEVNULL}
-        subprocess.run([zero, "ckpt", "import", sample, folder / "own"], **quiet)
-        subprocess.run([zero, "ckpt", "export", folder / "own", folder / "dcp", "--to", "dcp"], **quiet)
+        _, expected = import_sample(zero, folder)
+        export = [zero, "ckpt", "export", folder / "own", folder / "dcp", "--to", "dcp"]
+        subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
 
         model = model_of_the_samples()
         names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

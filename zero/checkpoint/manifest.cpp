@@ -325,11 +325,12 @@ void verify_sizes(const fs::path& folder, const Manifest& manifest) {
 void verify(const fs::path& folder, const Manifest& manifest, int part, int parts) {
   std::vector<std::byte> buffer(kSummedBlock);
   for_part(folder, manifest, part, parts, [&](const auto& file, const auto& sums, Blocks blocks) {
+    constexpr uint64_t kBlocksAhead = 16;
     for (uint64_t block = blocks.begin; block < blocks.end; ++block) {
       const uint64_t at = block * kSummedBlock;
-      // The disk reads the next blocks while this one is summed.
-      const uint64_t ahead = std::min(sums.bytes, at + (uint64_t{16} << 20));
-      if (block + 1 < blocks.end) file.will_need(ahead, std::min(sums.bytes - ahead, kSummedBlock));
+      // The disk reads a later block of this part while this one is summed.
+      if (block + kBlocksAhead < blocks.end)
+        file.will_need(at + kBlocksAhead * kSummedBlock, kSummedBlock);
       const auto size = static_cast<size_t>(std::min<uint64_t>(kSummedBlock, sums.bytes - at));
       file.read_at(at, buffer.data(), size);
       if (hash_of({buffer.data(), size}) == sums.blocks[block]) continue;

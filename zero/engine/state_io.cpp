@@ -123,7 +123,7 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
     if ((hosts ? group.local_rank() : group.rank()) != 0) return;
     as_checkpoint_error([&] {
       check_replaceable(folder);
-      // NOLINTNEXTLINE(modernize-make-unique): an aggregate that does not move
+      // NOLINTNEXTLINE(modernize-make-unique): this aggregate does not move
       whole.reset(new BackgroundSave::Folder{
           {folder, &fail<CheckpointError>}, impl.manifest(delayed), group.size()});
     });

@@ -5,7 +5,7 @@
 
 namespace zero::plan {
 
-/// A training, of which the speed is known.
+/// A training whose speed is known.
 struct Training {
   double tokens = 0;
   double tokens_per_second = 0;
