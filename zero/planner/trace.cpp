@@ -301,8 +301,9 @@ void install() {
     constexpr uint8_t kPriority = 100;
     c10::SetAllocator(c10::DeviceType::Meta, &allocator, kPriority);
     // Kept for the life of the process, as a registration at its start would be.
-    auto* library = new torch::Library(torch::Library::IMPL, "_", kMode,  // NOLINT: never freed
-                                       __FILE__, __LINE__);
+    static auto* const library =
+        new torch::Library(torch::Library::IMPL, "_", kMode,  // NOLINT: never freed
+                           __FILE__, __LINE__);
     library->fallback(torch::CppFunction::makeFromBoxedFunction<&run_traced>());
     add_meta_kernels();
   });
