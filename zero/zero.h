@@ -19,6 +19,7 @@
 #include "zero/engine/flops_profiler.h"
 #include "zero/engine/flops_report.h"
 #include "zero/engine/gathered.h"
+#include "zero/engine/memory_copies.h"
 #include "zero/engine/pretrained.h"
 #include "zero/engine/step_profile.h"
 #include "zero/engine/step_watch.h"

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,7 +23,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/models/architectures.h"
 #include "zero/paging/simulation.h"
 

@@ -11,6 +11,7 @@
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
+#include "zero/checkpoint/in_force.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
@@ -39,6 +40,8 @@ void inspect(const std::filesystem::path& folder, bool parameters) {
   for (size_t i = 0; i < manifest.groups.size(); ++i)
     fmt::print("  group {}: {}\n", i, manifest.groups[i]);
   if (const auto& scale = manifest.loss_scale) fmt::print("  loss scale {}\n", scale->scale);
+  if (has_in_force(manifest))
+    fmt::print("  a delayed update: the next step computes with the parameters before it\n");
   for (const auto& [name, text] : manifest.files.front().attached)
     fmt::print("  attached: {} ({} bytes)\n", name, text.size());
   if (!parameters) return;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/zero/command_line.h"
+#include "apps/zero/origins.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
 #include "zero/config/fields.h"
@@ -16,44 +17,6 @@ namespace zero::app {
 namespace {
 
 using fields::Json;
-
-/// Knows where the values in force come from.
-class Origins {
- public:
-  Origins(Json file, const CommandLine& line) : file_(std::move(file)), line_(line) {
-    for (const auto& [row, value] : line.values) fields::put(given_, row->key, value);
-  }
-
-  std::string of(const std::string& key) const {
-    const auto* given = fields::look_up(given_, key);
-    if (given != nullptr || said(key)) return "command line";
-    if (stands(key)) return "file";
-    const bool batch =
-        key == "train_micro_batch_size_per_gpu" || key == "gradient_accumulation_steps";
-    if (batch && stands("train_batch_size")) return "file, by train_batch_size";
-    return "default";
-  }
-
- private:
-  bool stands(const std::string& key) const {
-    const auto* value = fields::look_up(file_, key);
-    return value != nullptr && !fields::is_default(*value);
-  }
-  /// Returns whether an option of the optimizer gives the key.
-  bool said(const std::string& key) const {
-    constexpr std::string_view kParams = "optimizer.params.";
-    if (!key.starts_with(kParams)) return false;
-    for (const auto& [option, value] : line_.hyper_parameters) {
-      if (fields::stands_for_parameter(option, std::string_view(key).substr(kParams.size())))
-        return true;
-    }
-    return false;
-  }
-
-  Json file_;
-  const CommandLine& line_;
-  Json given_ = Json::object();
-};
 
 /// Adds the lines of `object`, each value with its origin as a comment.
 void add_lines(std::vector<std::string>& lines, const Json& object, const std::string& path,

@@ -65,6 +65,11 @@ int launch(const Arguments& arguments) {
                   "Time that a restart waits for the other hosts before it goes on without them")
       ->check(CLI::Range(0.0, 86400.0))
       ->type_name("SECONDS");
+  parser
+      .add_option("--memory-folder", options.memory_folder,
+                  "Place in memory for the copies of zero train --memory-copies; /dev/shm without "
+                  "the option")
+      ->type_name("DIR");
   parser.add_option("command", options.command, "The program and its arguments, behind --")
       ->required()
       ->type_name("PROGRAM ARGS...");

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
-#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <string>
@@ -23,6 +22,8 @@ constexpr Subcommand kSubcommands[] = {
     {"merge", "add a LoRA adapter to the weights of its model", merge},
     {"bench", "measure collectives, links, disks and training steps", bench},
     {"plan", "say before a run what fits on which machines, and how fast it is", plan_run},
+    {"tune", "find the fastest configuration on this machine by short runs", tune},
+    {"report", "show a run, or two beside each other, as a page of HTML", report_runs},
     {"config", "check a configuration file and show what is in force", config},
     {"doctor", "check this machine for training, and say what to change", doctor},
     {"launch", "run any program as the ranks of a job on this host", launch},

@@ -67,6 +67,8 @@ double quantity(const char* option, const std::string& text, Quantity what) {
   double scale = 1;
   if (what == Quantity::flops) {
     if (!ends_with("FLOPS")) ends_with("FLOP");
+  } else if (what == Quantity::count) {
+    if (ends_with("B")) scale = 1e9;
   } else if (ends_with("bit")) {
     scale = 1.0 / 8;
   } else {
@@ -81,9 +83,11 @@ double quantity(const char* option, const std::string& text, Quantity what) {
   double number = 0;
   if (!CLI::detail::lexical_cast(std::string(rest), number) || !std::isfinite(number) ||
       !(number > 0)) {
-    throw ConfigError(
-        fmt::format("{} is '{}'; it should be a number above 0 with k, M, G, T or P, as {}.",
-                    option, text, what == Quantity::flops ? "50T" : "16GB/s or 10Gbit"));
+    throw ConfigError(fmt::format(
+        "{} is '{}'; it should be a number above 0 with k, M, G, T or P, as {}.", option, text,
+        what == Quantity::flops   ? "50T"
+        : what == Quantity::count ? "300G"
+                                  : "16GB/s or 10Gbit"));
   }
   return number * scale;
 }

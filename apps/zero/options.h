@@ -30,10 +30,10 @@ class OptionParser : public CLI::App {
 CLI::Validator positive();
 CLI::Validator not_negative();
 
-/// Returns the number that a text like "16GB/s", "400Gbit" (of bytes) or "50T" (of FLOPs) says,
-/// with k, M, G, T or P for powers of 1000; 0 for an empty text. Throws ConfigError naming
-/// `option`.
-enum class Quantity : uint8_t { flops, bytes };
+/// Returns the number that a text like "16GB/s", "400Gbit" (of bytes), "50T" (of FLOPs) or "300G"
+/// (a count, where B means G too) says, with k, M, G, T or P for powers of 1000; 0 for an empty
+/// text. Throws ConfigError naming `option`.
+enum class Quantity : uint8_t { flops, bytes, count };
 double quantity(const char* option, const std::string& text, Quantity what);
 
 }  // namespace zero::app

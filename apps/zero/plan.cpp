@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,9 +13,13 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/models/architectures.h"
+#include "zero/planner/answer_json.h"
+#include "zero/planner/budget.h"
 #include "zero/planner/goodput.h"
+#include "zero/planner/here.h"
 #include "zero/planner/papers.h"
 #include "zero/planner/planner.h"
+#include "zero/report/plan_picture.h"
 
 namespace zero::app::planning {
 namespace {
@@ -32,7 +35,9 @@ constexpr const char* kDescription =
     "  zero plan --model gpt2-xl --batch 512 --seq 1024 --device h100 --hosts 4\n"
     "  zero plan --model my/config.json --batch 64 --device v100 --per-host 1 --nvme 3GB/s --out "
     "ds_config.json\n"
-    "  zero plan --model gpt2-xl --batch 512 --seq 1024 --device h100 --hosts 4 --scale 8..4096\n\n"
+    "  zero plan --model gpt2-xl --batch 512 --seq 1024 --device h100 --hosts 4 --scale 8..4096\n"
+    "  zero plan --model gpt2 --batch 64 --device h100 --tokens 10G --price 2.5 --svg plan.svg\n"
+    "  zero plan --model gpt2-nano --batch 16 --seq 256 --here\n\n"
     "Speeds are bytes a second (12GB/s) or bits (400Gbit). The columns:\n"
     "  device, host, disk  bytes of a rank there, at the most in a step\n"
     "  step                milliseconds, and those that operators take (compute), that are spent "
@@ -50,7 +55,11 @@ struct Options {
   std::string hardware;
   int64_t hosts = 1;
   int64_t per_host = 0;
-  std::string host_memory, link, network, nvme, pcie, scale, out;
+  std::string host_memory, link, network, nvme, pcie, scale, out, svg;
+  std::string tokens;
+  double price = 0;
+  bool here = false;
+  bool disk_given = false;
   std::string nvme_path = "/local_nvme";
   int64_t most_micro_batch = 64;
   int64_t rows = 8;
@@ -75,6 +84,9 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   parser.add_option("--device", o.device, "A device; --devices lists them");
   parser.add_option("--hardware", o.hardware, "A JSON file that describes the machines instead")
       ->type_name("FILE");
+  parser.add_flag("--here", o.here,
+                  "This machine instead, measured in some seconds: with --per-host ranks (else 2), "
+                  "and the disk of --nvme-path where that is given");
   parser.add_option("--hosts", o.hosts, "Hosts")->check(positive());
   parser.add_option("--per-host", o.per_host, "Devices of a host; 0: as many as usual")
       ->check(not_negative());
@@ -95,9 +107,21 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
                   "Other numbers of ranks, doubling, as 8..4096, with the "
                   "batch of a rank")
       ->type_name("FROM..TO");
+  parser
+      .add_option("--tokens", o.tokens, "Tokens to train on, as 300G: says the time that they take")
+      ->type_name("N");
+  parser
+      .add_option("--price", o.price,
+                  "Price of a device for an hour: says what --tokens cost; 0: does not")
+      ->check(not_negative());
+  parser
+      .add_option("--svg", o.svg,
+                  "File for a picture: memory and steps of the first rows, and --scale")
+      ->type_name("FILE");
   parser.add_option("--out", o.out, "File for the best candidate's configuration")
       ->type_name("FILE");
-  parser.add_option("--nvme-path", o.nvme_path, "The folder for states on disk in that file");
+  const auto* disk =
+      parser.add_option("--nvme-path", o.nvme_path, "The folder for states on disk in that file");
   parser
       .add_option("--mtbf", o.mtbf,
                   "Hours between failures of one device: says how often to save; 0: does not")
@@ -110,8 +134,20 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   parser.add_flag("--papers", o.papers, "Print the tables of papers beside what is predicted");
   o.json.add_to(parser);
   if (const auto status = parser.read(arguments)) return status;
+  o.disk_given = disk->count() > 0;
   o.json.check();
   benchmarks::check_file("--out", o.out);
+  benchmarks::check_file("--svg", o.svg);
+  (void)quantity("--tokens", o.tokens, Quantity::count);
+  if (o.price > 0 && o.tokens.empty()) {
+    throw ConfigError(fmt::format(
+        "--price is {}, but there are no --tokens that could cost something. Give them, as 300G.",
+        o.price));
+  }
+  if (o.here && (!o.hardware.empty() || o.hosts > 1)) {
+    throw ConfigError(
+        "--here measures this machine alone: it goes with neither --hardware nor several --hosts.");
+  }
   return std::nullopt;
 }
 
@@ -141,8 +177,11 @@ bool print_papers() {
 }
 
 plan::Cluster cluster_of(const Options& o) {
+  constexpr int64_t kRanksHere = 2;
   auto cluster =
-      o.hardware.empty()
+      o.here ? plan::measured_here(o.per_host > 0 ? o.per_host : kRanksHere,
+                                   o.disk_given ? o.nvme_path : "")
+      : o.hardware.empty()
           ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
           : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
   if (!o.host_memory.empty()) cluster.host_memory = speed_of("--host-memory", o.host_memory);
@@ -201,31 +240,7 @@ void print_memory(const Candidate& best) {
              best.memory.peak_module.empty() ? "the model" : best.memory.peak_module);
 }
 
-Json json_of(const Candidate& c) {
-  Json memory = Json::object();
-  for (size_t i = 0; i < kCategories; ++i)
-    memory[std::string(name(static_cast<Category>(i)))] = c.memory.peaks[i];
-  Json json = {
-      {"configuration", c.words()},
-      {"fits", c.fits()},
-      {"micro_batch", c.micro_batch},
-      {"accumulation", c.config.gradient_accumulation_steps},
-      {"stage", c.config.stage},
-      {"device_bytes", c.memory.device},
-      {"host_bytes", c.memory.host},
-      {"disk_bytes", c.memory.disk},
-      {"memory", memory},
-      {"lacks", {{"device", c.device_lacks}, {"host", c.host_lacks}, {"disk", c.disk_lacks}}}};
-  if (c.fits()) {
-    json["step_seconds"] = {{"total", c.time.seconds},   {"compute", c.time.compute},
-                            {"gather", c.time.gather},   {"reduce", c.time.reduce},
-                            {"offload", c.time.offload}, {"update", c.time.update},
-                            {"disk", c.time.disk}};
-    json["tokens_per_second"] = c.tokens_per_second;
-    json["mfu"] = c.mfu;
-  }
-  return json;
-}
+Json json_of(const Candidate& c) { return Json::parse(plan::to_json(c)); }
 
 void print_devices() {
   fmt::print("{:<11} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8} {:>5} {:>9} {:>8}  {}\n", "device",
@@ -258,23 +273,75 @@ std::pair<int64_t, int64_t> range_of(const std::string& text) {
   return {first, last};
 }
 
-Json print_scale(const plan::Question& question, const std::string& text) {
-  const auto [first, last] = range_of(text);
-  fmt::print("\n{:>7}  {:<54} {:>10} {:>9} {:>12} {:>12} {:>6}\n", "ranks", "the fastest", "device",
-             "step ms", "tokens/s", "of a rank", "scales");
+/// The failures of a cluster, or none.
+std::optional<plan::Failures> failures_of(const Options& o, int64_t devices) {
+  if (o.mtbf == 0) return std::nullopt;
+  return plan::Failures{.between = o.mtbf * 3600,
+                        .devices = devices,
+                        .checkpoint = o.checkpoint,
+                        .restart = o.restart};
+}
+
+/// The training that --tokens asks for, or none.
+std::optional<plan::Training> training_of(const Options& o, const Candidate& c) {
+  if (o.tokens.empty() || !c.fits()) return std::nullopt;
+  plan::Training training{.tokens = quantity("--tokens", o.tokens, Quantity::count),
+                          .tokens_per_second = c.tokens_per_second,
+                          .devices = c.ranks,
+                          .price = o.price};
+  if (const auto failures = failures_of(o, c.ranks))
+    training.goodput = plan::goodput(*failures, plan::best_interval(*failures));
+  return training;
+}
+
+std::string duration(double seconds) {
+  return seconds >= 86400  ? fmt::format("{:.3g} days", seconds / 86400)
+         : seconds >= 3600 ? fmt::format("{:.3g} hours", seconds / 3600)
+                           : fmt::format("{:.3g} minutes", seconds / 60);
+}
+
+void add_training(Json& json, const std::optional<plan::Training>& training) {
+  if (!training) return;
+  json["training"] = {{"tokens", training->tokens},
+                      {"seconds", training->seconds()},
+                      {"device_hours", training->device_hours()},
+                      {"goodput", training->goodput}};
+  if (training->price > 0) json["training"]["cost"] = training->cost();
+}
+
+void print_training(const plan::Training& training, bool failures) {
+  fmt::print("{:.4g} tokens take {} on {} device{}: {:.4g} device hours{}.{}\n", training.tokens,
+             duration(training.seconds()), training.devices, training.devices == 1 ? "" : "s",
+             training.device_hours(),
+             training.price > 0 ? fmt::format(", which cost {:.5g} at {:.4g} each", training.cost(),
+                                              training.price)
+                                : "",
+             failures ? " That counts failures." : "");
+}
+
+Json print_scale(const Options& o, const std::vector<plan::ScalePoint>& points) {
+  const bool priced = o.price > 0;
+  fmt::print("\n{:>7}  {:<54} {:>10} {:>9} {:>12} {:>12} {:>6}{}{}\n", "ranks", "the fastest",
+             "device", "step ms", "tokens/s", "of a rank", "scales",
+             o.tokens.empty() ? "" : fmt::format(" {:>12}", "time"),
+             priced ? fmt::format(" {:>10}", "cost") : "");
   Json rows = Json::array();
-  for (const auto& point : plan::scale(question, first, last)) {
+  for (const auto& point : points) {
     const auto& c = point.best;
+    const auto training = training_of(o, c);
     if (point.fits) {
-      fmt::print("{:>7}  {:<54} {:>10} {:>9.1f} {:>12.0f} {:>12.0f} {:>5.0f}%\n", point.ranks,
+      fmt::print("{:>7}  {:<54} {:>10} {:>9.1f} {:>12.0f} {:>12.0f} {:>5.0f}%{}{}\n", point.ranks,
                  c.words(), bytes(c.memory.device), 1e3 * c.time.seconds, c.tokens_per_second,
-                 c.tokens_per_second / static_cast<double>(point.ranks), 100 * point.efficiency);
+                 c.tokens_per_second / static_cast<double>(point.ranks), 100 * point.efficiency,
+                 training ? fmt::format(" {:>12}", duration(training->seconds())) : "",
+                 training && priced ? fmt::format(" {:>10.5g}", training->cost()) : "");
     } else {
       fmt::print("{:>7}  {:<54} {:>10}  {}\n", point.ranks, c.words(), bytes(c.memory.device),
                  verdict(c));
     }
     Json row = json_of(c);
     row["ranks"] = point.ranks;
+    add_training(row, training);
     rows.push_back(std::move(row));
   }
   return rows;
@@ -304,37 +371,64 @@ int run(const Arguments& arguments) {
                                 .most_micro_batch = o.most_micro_batch};
   const auto& cluster = question.cluster;
   const auto answer = plan::plan(question);
-  fmt::print("{} in {}, {:.1f} M parameters; {} sequences of {} tokens; {} {} on {} host{}\n",
-             o.model, question.bf16 && !cluster.device.bf16 ? "fp16" : o.dtype,
-             static_cast<double>(answer.parameters) * 1e-6, o.batch, o.seq, cluster.ranks(),
-             cluster.device.name, cluster.hosts, cluster.hosts == 1 ? "" : "s");
+  const auto title =
+      fmt::format("{} in {}, {:.1f} M parameters; {} sequences of {} tokens; {} {} on {} host{}",
+                  o.model, question.bf16 && !cluster.device.bf16 ? "fp16" : o.dtype,
+                  static_cast<double>(answer.parameters) * 1e-6, o.batch, o.seq, cluster.ranks(),
+                  o.here ? "ranks of this machine" : cluster.device.name, cluster.hosts,
+                  cluster.hosts == 1 ? "" : "s");
+  fmt::print("{}\n", title);
+  if (o.here) {
+    fmt::print(
+        "A rank of this machine: {:.4g} GFLOP/s in fp32, {:.4g} in bf16; {:.3g} GB/s of memory, "
+        "{:.3g} to other ranks{}; {} for all\n",
+        cluster.device.flops_fp32 * 1e-9, cluster.device.flops * 1e-9,
+        cluster.device.bandwidth * 1e-9, cluster.inside.bandwidth * 1e-9,
+        cluster.nvme > 0 ? fmt::format("; a disk of {:.3g} GB/s", cluster.nvme * 1e-9) : "",
+        format_bytes(cluster.host_memory));
+  }
   print_table(answer.candidates, static_cast<size_t>(o.rows));
   if (answer.best().fits()) print_memory(answer.best());
   fmt::print("\n{}\n{}\n", answer.zero_or_not, answer.binds);
   for (const auto& sentence : {answer.helps, answer.largest_model, answer.fewest_devices}) {
     if (!sentence.empty()) fmt::print("{}\n", sentence);
   }
-  if (o.mtbf > 0) {
-    const plan::Failures failures{.between = o.mtbf * 3600,
-                                  .devices = cluster.ranks(),
-                                  .checkpoint = o.checkpoint,
-                                  .restart = o.restart};
-    const double interval = plan::best_interval(failures);
+  const auto failures = failures_of(o, cluster.ranks());
+  if (failures) {
+    const double interval = plan::best_interval(*failures);
     fmt::print(
         "A failure comes every {:.3g} hours: save after each {:.3g} minutes of training, and "
         "{:.1f} % "
         "of the time is training.\n",
-        failures.of_job() / 3600, interval / 60, 100 * plan::goodput(failures, interval));
+        failures->of_job() / 3600, interval / 60, 100 * plan::goodput(*failures, interval));
   }
+  if (const auto training = training_of(o, answer.best()))
+    print_training(*training, failures.has_value());
   for (const auto& bound : answer.bounds) {
     fmt::print("The memory of {} in {} is not exact: {}{}.\n", bound.name,
                bound.module.empty() ? "the model" : bound.module, bound.why,
                bound.bytes > 0 ? fmt::format(", at most {}", bytes(bound.bytes)) : "");
   }
   Json results = Json::array();
-  for (const auto& candidate : answer.candidates) results.push_back(json_of(candidate));
+  for (const auto& candidate : answer.candidates) {
+    results.push_back(json_of(candidate));
+    add_training(results.back(), training_of(o, candidate));
+  }
   Json scale = Json::array();
-  if (!o.scale.empty()) scale = print_scale(question, o.scale);
+  std::vector<plan::ScalePoint> points;
+  if (!o.scale.empty()) {
+    const auto [first, last] = range_of(o.scale);
+    points = plan::scale(question, first, last);
+    scale = print_scale(o, points);
+  }
+  if (!o.svg.empty()) {
+    const auto picture =
+        report::plan_picture(title, answer, cluster, points, static_cast<size_t>(o.rows));
+    OutputFile file(o.svg, fail<Error>);
+    file.write(picture.data(), picture.size());
+    file.commit();
+    fmt::print("\nThe picture is in {}.\n", o.svg);
+  }
   if (!o.out.empty()) {
     if (!answer.best().fits()) {
       throw ConfigError(

@@ -20,6 +20,8 @@ class Ranks {
   int size() const { return size_; }
   /// Returns whether this process is one of them already: a launcher has started it.
   bool launched() const { return job_.size > 1; }
+  /// Returns this process's rank, if it is one of them already; else 0.
+  int rank() const { return job_.rank; }
   /// Returns whether this is the first of the ranks' processes, or of all that there are so far.
   bool first() const { return job_.rank == 0; }
 

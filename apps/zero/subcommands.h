@@ -35,6 +35,8 @@ int ckpt(const Arguments& arguments);
 int merge(const Arguments& arguments);
 int bench(const Arguments& arguments);
 int plan_run(const Arguments& arguments);
+int report_runs(const Arguments& arguments);
+int tune(const Arguments& arguments);
 int doctor(const Arguments& arguments);
 
 }  // namespace zero::app

@@ -5,7 +5,7 @@
 #include <set>
 #include <string_view>
 
-#include "apps/zero/chart.h"
+#include "zero/report/chart.h"
 
 namespace zero::app::benchmarks {
 namespace {
@@ -13,6 +13,7 @@ namespace {
 using paging::Resource;
 using paging::SimulatedTask;
 using paging::Work;
+using report::Chart;
 
 constexpr double kWidth = 860;  // pixels of the axis
 constexpr double kLeft = 120;   // pixels left of it, for the names of the rows

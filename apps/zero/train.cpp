@@ -5,11 +5,18 @@
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "apps/zero/command_line.h"
+#include "apps/zero/origins.h"
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/comm/group.h"
@@ -117,17 +124,24 @@ int train(const Arguments& arguments) {
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
   auto asked = run_asked_for(line, text, origin);
-  const auto as_given =
-      line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
+  const auto file_given = fields::with_present_names(fields::parse_json(text, origin), origin);
+  const auto as_given = line.over(file_given);
   const auto jobs = comm::launched_jobs();
   const bool restarted = std::ranges::any_of(jobs, &comm::LaunchedJob::restarted);
   const auto resume = train::with_auto_resume(asked.program, jobs);
   asked.program = resume;
   if (train::continues(asked.program)) train::RunFolder(asked.program.out).check(false, true);
-  const auto saved = asked.program.resume
-                         ? train::saved_settings(train::find_checkpoint(asked.program))
-                         : std::nullopt;
+  std::optional<train::Source> source;
+  if (asked.program.resume) source = train::find_checkpoint(asked.program);
+  const auto saved = source ? train::saved_settings(*source) : std::nullopt;
   const auto ranks = choose_ranks(line.nproc, saved ? saved->ranks : 1);
+  std::jthread reading;
+  // A run with copies in memory mostly goes on from those.
+  std::error_code ignored;
+  const bool has_copies = MemoryCopies::launcher_folder() &&
+                          std::filesystem::exists(train::memory_folder(asked.program), ignored);
+  if (source && ranks.launched() && !has_copies)
+    reading = train::read_ahead(*source, ranks.rank(), ranks.size());
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
   const auto tell = [&](std::string_view warning) {
@@ -172,7 +186,11 @@ int train(const Arguments& arguments) {
   if (ranks.first()) train::check_run(settings, ranks.size());
   return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& host) {
     const auto group = train::on_training_device(host, settings.program.device, warn);
-    train::Trainer trainer(settings, group);
+    const Origins origins(file_given, line,
+                          saved ? fields::Json::parse(saved->configuration) : fields::Json());
+    std::vector<std::unique_ptr<train::Monitor>> monitors;
+    monitors.push_back(origins_monitor(train::RunFolder(settings.program.out).log(), origins));
+    train::Trainer trainer(settings, group, std::move(monitors));
     return trainer.train() == 0 ? 0 : kInterrupted;
   });
 }

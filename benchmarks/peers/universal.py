@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """DeepSpeed itself loads what `zero ckpt export --to deepspeed` has written, and trains on with the losses of the run that was saved.
 
-  PEERS_PYTHON benchmarks/peers/universal.py build/release/zero      with the Python that setup.sh prints
+  PEERS_PYTHON benchmarks/peers/universal.py build/release/zero [--stages 1 2 3] [--ranks 1 2]
+
+with the Python that setup.sh or scripts/deepspeed_environment.sh prints. tests/python/exports_in_peers.py runs it as a test.
 
 A sample of DeepSpeed's own (tests/checkpoint/samples) is imported, exported, and loaded at stages 1 and 2 on 1 and 2 ranks; the next three
 losses are compared bit for bit with those that DeepSpeed's run had. Stage 3 loads it too, but takes hyper-parameters of several groups from
@@ -9,6 +11,7 @@ its configuration, so only its first loss is the same."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -103,22 +106,31 @@ def load(folder: str, stage: int, frozen: str) -> None:
     os._exit(0)
 
 
+def import_sample(zero: str, folder: Path) -> tuple[Path, list[Any]]:
+    """Imports a sample of DeepSpeed as `folder/own`. Returns the sample's path and, by rank, what its run did next."""
+    with tarfile.open(SAMPLES) as tar:
+        tar.extractall(folder, filter="data")
+    sample = folder / "ckpt-samples/ds/z2-fp32"
+    subprocess.run([zero, "ckpt", "import", sample, folder / "own"], check=True, stdout=subprocess.DEVNULL)
+    return sample, json.loads(Path(f"{sample}.expected.json").read_text())["by_rank"]
+
+
 def main() -> int:
-    zero = os.path.abspath(sys.argv[1])
-    failed = 0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("zero", type=os.path.abspath)
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    given = parser.parse_args()
+    zero, failed = given.zero, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with tarfile.open(SAMPLES) as tar:
-            tar.extractall(folder, filter="data")
-        sample = folder / "ckpt-samples/ds/z2-fp32"
-        expected = json.loads(Path(f"{sample}.expected.json").read_text())["by_rank"]
+        sample, expected = import_sample(zero, folder)
         wanted = {str(rank): [loss for (loss,) in each["next_losses"]] for rank, each in enumerate(expected)}
-        quiet = {"check": True, "stdout": subprocess.DEVNULL}
-        subprocess.run([zero, "ckpt", "import", sample, folder / "own"], **quiet)
-        subprocess.run([zero, "ckpt", "export", folder / "own", folder / "out", "--to", "deepspeed"], **quiet)
+        export = [zero, "ckpt", "export", folder / "own", folder / "out", "--to", "deepspeed"]
+        subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
         environment = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
-        for stage in (1, 2, 3):
-            for ranks in (1, 2):
+        for stage in given.stages:
+            for ranks in given.ranks:
                 command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__, "--load"]
                 run = subprocess.run([*command, folder / "out", str(stage), f"{sample}.expected.safetensors"],
                                      env=environment, capture_output=True, text=True)  # fmt: skip

@@ -23,7 +23,7 @@
 #include "zero/optim/factors.h"
 #include "zero/optim/narrow.h"
 #include "zero/optim/optimizer.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::app::benchmarks {
 namespace {
@@ -37,7 +37,7 @@ constexpr const char* kDescription =
     "as STREAM's) 12; AdamW 28 (weights and two moments read and written, gradient read; in bf16 "
     "the 16-bit weights are\n"
     "written too; with split master weights 26: two halves of 16 bits are read and written); SGD "
-    "with momentum, Adagrad and Lion 20; LAMB 40 in two passes (24 and 16), Muon 28 "
+    "with momentum, Adagrad and Lion 20; LAMB 40 in two sweeps (24 and 16), Muon 28 "
     "(16 and 12) without its matrix products, Adafactor 40 (12, 16 for rows and columns of a "
     "matrix and its directions, and 12). With moments in 8 bits AdamW has 16.25 (2 1/8 "
     "read and written for both).\n"
@@ -190,14 +190,14 @@ class Arrays {
         with_one("SGD with momentum, bf16", momentum_, sgd16_, one16),
         with_one("Adagrad, bf16", adagrad_, sgd16_, one16),
         with_one("Lion, bf16", lion_, sgd16_, one16),
-        {"LAMB, fp32, two passes", 40, [this] { optim::update(lamb_, 2, 1e-3, 0.5, fp32_); }},
+        {"LAMB, fp32, two sweeps", 40, [this] { optim::update(lamb_, 2, 1e-3, 0.5, fp32_); }},
         {"Muon without its products, fp32", 28,
          [this] {
            optim::Findings found{.direction = v_.mutable_data_ptr<float>()};
-           optim::first_pass(muon_, 2, 0.5, sgd_, found);
+           optim::first_sweep(muon_, 2, 0.5, sgd_, found);
            auto second = sgd_;
            second.gradient = found.direction;
-           optim::second_pass(muon_, 2, 1e-3, 1, second);
+           optim::second_sweep(muon_, 2, 1e-3, 1, second);
          }},
         {"Adafactor, fp32, factored", 40, [this] { update_factored(); }},
         {"squared norm, fp32", 4, [=, this] { optim::squared_norm(g, at::kFloat, numel_); }},
@@ -220,10 +220,10 @@ class Arrays {
     return at::full({numel_}, value, at::TensorOptions(dtype));
   }
   static int64_t whole(int64_t numel) { return at::round_up(numel, optim::kCodedBlock); }
-  static Loop with_one(std::string name, const Optimizer& optimizer, const optim::Range& range,
-                       std::string beside) {
+  static Loop with_one(std::string name, const Optimizer& optimizer,
+                       const optim::Operands& operands, std::string beside) {
     return {std::move(name), 20,
-            [&optimizer, &range] { optim::update(optimizer, 2, 1e-3, 0.5, range); },
+            [&optimizer, &operands] { optim::update(optimizer, 2, 1e-3, 0.5, operands); },
             std::move(beside)};
   }
   Loop plain(std::string name, double bytes, std::function<void(int64_t, int64_t)> pass) const {
@@ -236,17 +236,17 @@ class Arrays {
     const int64_t columns = std::min<int64_t>(numel_, 1024);
     const int64_t rows = numel_ / columns;
     optim::Findings found{.direction = v_.mutable_data_ptr<float>()};
-    auto range = sgd_;
-    range.state[0] = nullptr;
-    range.numel = rows * columns;
-    optim::first_pass(adafactor_, 2, 0.5, range, found);
+    auto operands = sgd_;
+    operands.state[0] = nullptr;
+    operands.numel = rows * columns;
+    optim::first_sweep(adafactor_, 2, 0.5, operands, found);
     optim::factored_directions(std::get<Adafactor>(adafactor_), 2,
                                optim::Factors({rows, columns}, {columns, 1}), found.direction,
                                row_var_.mutable_data_ptr<float>(),
                                col_var_.mutable_data_ptr<float>(), found.norms.update);
-    range.gradient = found.direction;
-    optim::second_pass(adafactor_, 2, 1e-3, optim::ratio(adafactor_, found.norms, range.numel),
-                       range);
+    operands.gradient = found.direction;
+    optim::second_sweep(adafactor_, 2, 1e-3, optim::ratio(adafactor_, found.norms, operands.numel),
+                        operands);
   }
 
   int64_t numel_;
@@ -254,10 +254,10 @@ class Arrays {
   at::Tensor count_ = at::ones({}, at::kFloat);
   at::Tensor row_var_ = at::ones({numel_ / std::min<int64_t>(numel_, 1024)}, at::kFloat);
   at::Tensor col_var_ = at::ones({std::min<int64_t>(numel_, 1024)}, at::kFloat);
-  optim::Range fp32_, bf16_, split_;
+  optim::Operands fp32_, bf16_, split_;
   at::Tensor codes_;  // of both moments in 8 bits
-  optim::Range sgd_, sgd16_;
-  optim::NarrowRange coded_;
+  optim::Operands sgd_, sgd16_;
+  optim::NarrowOperands coded_;
   Optimizer adamw_ = AdamW{};
   Optimizer momentum_ = Sgd{.momentum = 0.9};
   Optimizer adagrad_ = Adagrad{};

@@ -65,13 +65,13 @@ class Model {
         v_(array(at::kFloat)),
         gradient_(array(at::kBFloat16)),
         low_(array(at::kBFloat16)),
-        range_{.numel = parameters,
-               .master = master_.mutable_data_ptr<float>(),
-               .state = {m_.mutable_data_ptr<float>(), v_.mutable_data_ptr<float>()},
-               .gradient = gradient_.const_data_ptr(),
-               .gradient_dtype = at::kBFloat16,
-               .parameter = low_.mutable_data_ptr(),
-               .parameter_dtype = at::kBFloat16} {
+        operands_{.numel = parameters,
+                  .master = master_.mutable_data_ptr<float>(),
+                  .state = {m_.mutable_data_ptr<float>(), v_.mutable_data_ptr<float>()},
+                  .gradient = gradient_.const_data_ptr(),
+                  .gradient_dtype = at::kBFloat16,
+                  .parameter = low_.mutable_data_ptr(),
+                  .parameter_dtype = at::kBFloat16} {
     gradient_.fill_(1e-3);
     low_.fill_(0.5);
   }
@@ -82,13 +82,13 @@ class Model {
     m_.fill_(1e-3);
     v_.fill_(1e-6);
   }
-  void update() { optim::update(adamw_, 10, 1e-3, 0.5, range_); }
+  void update() { optim::update(adamw_, 10, 1e-3, 0.5, operands_); }
   /// AdamW's very reads and writes, hardly computing.
   void stream() {
     at::parallel_for(0, parameters_, 1 << 15, [this](int64_t begin, int64_t end) {
-      stream16(range_.master, range_.state[0], range_.state[1],
-               static_cast<const uint16_t*>(range_.gradient),
-               static_cast<uint16_t*>(range_.parameter), begin, end);
+      stream16(operands_.master, operands_.state[0], operands_.state[1],
+               static_cast<const uint16_t*>(operands_.gradient),
+               static_cast<uint16_t*>(operands_.parameter), begin, end);
     });
   }
 
@@ -97,7 +97,7 @@ class Model {
 
   int64_t parameters_;
   at::Tensor master_, m_, v_, gradient_, low_;
-  optim::Range range_;
+  optim::Operands operands_;
   Optimizer adamw_ = AdamW{};
 };
 
@@ -119,7 +119,9 @@ Json measure(Model& model, int64_t parameters, int threads, int rounds) {
     streams.push_back(stream);
     updates.push_back(update);
   }
-  const double gigabytes = partition::adam_bytes(static_cast<double>(parameters), kBytes) * 1e-9;
+  // States are read and written, gradients are read, and parameters written.
+  constexpr int64_t kMoved = 2 * kBytes.optimizer + kBytes.gradient + kBytes.parameter;
+  const double gigabytes = static_cast<double>(parameters * kMoved) * 1e-9;
   const auto update = summarize(updates);
   const auto stream = summarize(streams);
   const auto published = published_seconds(parameters);

@@ -66,13 +66,13 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
-            const optim::Range& range, cudaStream_t stream) {
-  if (range.numel == 0) return;
-  const optim::device::Scale scale{gradient_scale, range.gradient_limit};
+            const optim::Operands& operands, cudaStream_t stream) {
+  if (operands.numel == 0) return;
+  const optim::device::Scale scale{gradient_scale, operands.gradient_limit};
   optim::device::with_update(
-      optimizer, moment, range, [&](auto width, const auto& step, const auto& arrays) {
+      optimizer, moment, operands, [&](auto width, const auto& step, const auto& arrays) {
         constexpr int kCount = decltype(width)::value;
-        const auto blocks = ceil_div(range.numel, int64_t{kThreads} * kCount);
+        const auto blocks = ceil_div(operands.numel, int64_t{kThreads} * kCount);
         update_kernel<kCount>
             <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(step, scale, arrays);
         C10_CUDA_KERNEL_LAUNCH_CHECK();

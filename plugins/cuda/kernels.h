@@ -14,7 +14,7 @@ namespace zero::cuda {
 /// Does the same as optim::update of an element-wise optimizer with whole master weights, with the
 /// same bits.
 void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
-            const optim::Range& range, cudaStream_t stream);
+            const optim::Operands& operands, cudaStream_t stream);
 
 /// The number of blocks of an array of `numel` elements. squared_norm writes the sum of each block
 /// into its workspace.

@@ -21,10 +21,10 @@ namespace {
 void update_on_cuda(const c10::intrusive_ptr<optim::UpdateCall>& call, const at::Tensor& gradient,
                     const at::Tensor& master, const std::optional<at::Tensor>& parameter,
                     at::TensorList states) {
-  const auto range = optim::range_of(*call, gradient, master, parameter, states);
+  const auto operands = optim::operands_of(*call, gradient, master, parameter, states);
   const c10::cuda::CUDAGuard guard(gradient.device());
-  update(call->optimizer, {call->step, call->lr}, static_cast<float>(call->gradient_scale), range,
-         c10::cuda::getCurrentCUDAStream());
+  update(call->optimizer, {call->step, call->lr}, static_cast<float>(call->gradient_scale),
+         operands, c10::cuda::getCurrentCUDAStream());
 }
 
 void squared_norm_on_cuda(const at::Tensor& values, const at::Tensor& sums) {

@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise ImportError("libzero.hf needs accelerate: pip install accelerate") from error
 
-from . import _C
+from . import _C, _checkpoints
 from ._C import ConfigError
 from ._group import group as _group
 from ._loop import follow, set_all, settings_of, sharded_by, with_masters
@@ -38,6 +38,18 @@ class LibzeroOptimizer(AcceleratedOptimizer):
     def __init__(self, sharded: ShardedOptimizer) -> None:
         super().__init__(sharded, device_placement=False)
         self._stepped = False
+        self._saves_groups = False  # the states go to shards
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._saves_groups:
+            return {_checkpoints.GROUPS: self.optimizer.groups_as_saved()}
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict and _checkpoints.GROUPS in state_dict:
+            _checkpoints.put_groups(self.optimizer, state_dict[_checkpoints.GROUPS])
+        else:
+            super().load_state_dict(state_dict)
 
     def step(self, closure: Any = None) -> None:
         super().step(closure)
@@ -56,6 +68,7 @@ class LibzeroAccelerator(Accelerator):
     _given: list[torch.nn.Module]
     _config: dict[str, Any]
     _saves_masters = False
+    _saves_shards = False
     libzero_group: _C.Group
 
     def __init__(
@@ -100,6 +113,7 @@ class LibzeroAccelerator(Accelerator):
                 "accelerate is to compile the model. Compile it yourself, before prepare(): "
                 "torch.compile(model, backend=libzero.backend)."
             )
+        self.register_save_state_pre_hook(self._save_models)
         self.register_load_state_pre_hook(self._load_models)
 
     # --- prepare.
@@ -190,16 +204,28 @@ class LibzeroAccelerator(Accelerator):
         owner = self.sharded(model)
         if owner is None:
             return super().get_state_dict(model, unwrap)
+        if self._saves_shards and owner.saves_shards:
+            return {}
         return OrderedDict(with_masters(owner, model) if self._saves_masters else owner.full_state_dict())
 
-    def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **keywords: Any) -> Any:
-        """As Accelerator.save_state: whole fp32 weights and states in torch's format, by rank 0, which a run at any
-        stage and number of ranks loads, and one without libzero. Collective."""
-        self._saves_masters = True
+    def save_state(
+        self, output_dir: str | None = None, safe_serialization: bool = True, *, whole: bool = False, **keywords: Any
+    ) -> Any:
+        """As Accelerator.save_state: each rank writes its slices of weights and states to the folder `libzero` in
+        `output_dir`, which a run at any stage and number of ranks loads (Note [Checkpoints of other loops]).
+
+        With `whole` rank 0 writes whole fp32 weights and states in torch's format, which accelerate loads without
+        libzero too. So it is where a torch optimizer runs as it is. Collective."""
+        self._saves_shards, self._saves_masters = not whole, True
+        optimizers = [each for each in self._optimizers if isinstance(each, LibzeroOptimizer)]
+        for each in optimizers:
+            each._saves_groups = not whole and each.optimizer.saves_shards
         try:
             saved = super().save_state(output_dir, safe_serialization, **keywords)
         finally:
-            self._saves_masters = False
+            self._saves_shards = self._saves_masters = False
+            for each in optimizers:
+                each._saves_groups = False
         self.wait_for_everyone()
         return saved
 
@@ -214,11 +240,32 @@ class LibzeroAccelerator(Accelerator):
             )
         return super().load_state(input_dir, load_kwargs, **keywords)
 
+    def _save_models(self, models: list[torch.nn.Module], weights: list[Any], folder: str) -> None:
+        owners = [self.sharded(model) for model in models]
+        in_shards = [self._saves_shards and owner is not None and owner.saves_shards for owner in owners]
+        for index, owner in enumerate(owners):
+            shards, ending = _shards(folder, index), f"_{index}" if index else ""
+            whole = [os.path.join(folder, name) for name in (f"model{ending}.safetensors", f"pytorch_model{ending}.bin")]
+            for other in whole if in_shards[index] else [shards]:  # of an earlier save
+                if self.is_main_process:
+                    _checkpoints.remove(other)
+            if owner is not None and in_shards[index]:
+                _checkpoints.save(owner, shards)
+        if all(in_shards):
+            weights.clear()  # they are empty, and accelerate would write a file of each
+
     def _load_models(self, models: list[torch.nn.Module], folder: str) -> None:
         # Takes all of accelerate's models, so that it loads none itself: writing to parameters would make all of a
         # model present, and would round to bf16.
         for index, model in enumerate(models):
             ending = f"_{index}" if index else ""
+            shards, owner = _shards(folder, index), self.sharded(model)
+            if _checkpoints.is_checkpoint(shards):
+                if owner is not None:
+                    owner.load(shards)
+                else:
+                    set_all(model, _checkpoints.Weights(shards))
+                continue
             file = os.path.join(folder, f"model{ending}.safetensors")
             if os.path.exists(file):
                 load_weights(model, [file])
@@ -226,6 +273,10 @@ class LibzeroAccelerator(Accelerator):
                 file = os.path.join(folder, f"pytorch_model{ending}.bin")
                 set_all(model, torch.load(file, map_location="cpu", mmap=True))
         models.clear()
+
+
+def _shards(folder: str, index: int) -> str:
+    return os.path.join(folder, f"libzero_{index}" if index else "libzero")
 
 
 def load_weights(model: torch.nn.Module, files: list[str]) -> None:

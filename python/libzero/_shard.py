@@ -531,6 +531,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The groups without their parameters: what a file of `save` or `save_full` lacks."""
         return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
+    @property
+    def saves_shards(self) -> bool:
+        """`save` and `load` have all states: no torch optimizer runs as it is, whose states `state_dict` has alone."""
+        return self._zero1 is None
+
     def save(
         self,
         folder: str | os.PathLike[str],

@@ -14,13 +14,14 @@ try:
 except ImportError as error:
     raise ImportError("LibzeroTrainer needs transformers: pip install transformers accelerate") from error
 
+from . import _checkpoints
 from ._C import ConfigError
 from ._accelerate import LibzeroAccelerator, LibzeroOptimizer, load_weights
 from ._loop import settings_of
-from ._options import put
 from ._shard import ShardedOptimizer, gathered
 
-STATES_NAME = "libzero.safetensors"
+SHARDS_NAME = "libzero"
+STATES_NAME = "libzero.safetensors"  # whole
 GROUPS_NAME = "libzero_groups.pt"
 OPTIMIZER_NAME, SCHEDULER_NAME = "optimizer.pt", "scheduler.pt"
 
@@ -31,14 +32,22 @@ class LibzeroTrainer(Trainer):
     `config`: as libzero.shard; a configuration for the Trainer's DeepSpeed integration does, its "auto" being what
     TrainingArguments say. `bf16`, `max_grad_norm`, accumulation and the optimizer are TrainingArguments'.
 
+    `whole_checkpoints`: they hold model.safetensors and whole states, through rank 0, and not each rank's slices
+    (Note [Checkpoints of other loops]).
+
     Started by torchrun or `zero launch`, with use_cpu=True. `per_device_train_batch_size` is that of a rank.
-    Checkpoints resume at any stage and number of ranks; so do those of a plain Trainer. `save_model` and every
-    checkpoint need memory for the whole model on rank 0."""
+    Checkpoints resume at any stage and number of ranks; so do those of a plain Trainer. `save_model` needs memory for
+    the whole model on rank 0."""
 
     def __init__(
-        self, *arguments: Any, config: dict[str, Any] | str | os.PathLike[str] | None = None, **keywords: Any
+        self,
+        *arguments: Any,
+        config: dict[str, Any] | str | os.PathLike[str] | None = None,
+        whole_checkpoints: bool = False,
+        **keywords: Any,
     ) -> None:
-        self._given_config = config
+        self._given_config, self._whole_checkpoints = config, whole_checkpoints
+        self._saves_shards = False  # while a checkpoint is made of slices
         super().__init__(*arguments, **keywords)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -96,14 +105,42 @@ class LibzeroTrainer(Trainer):
         if self.sharded is None:
             super().save_model(output_dir, _internal_call)
             return
+        if self._saves_shards:
+            self._save_description(output_dir or self.args.output_dir)
+            return
         self._save(output_dir, state_dict=self.sharded.full_state_dict())
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
+    def _save_description(self, folder: str) -> None:
+        # All that `save_model` writes but the weights; of an adapter also these, which are small.
+        os.makedirs(folder, exist_ok=True)
+        if hasattr(self.model, "peft_config"):
+            self._save(folder, state_dict=self._adapter())
+            return
+        if not self.args.should_save:
+            return
+        collator = getattr(self.data_collator, "tokenizer", None)
+        described = (getattr(self.model, name, None) for name in ("config", "generation_config"))
+        for each in (*described, self.processing_class or collator):
+            if hasattr(each, "save_pretrained"):
+                each.save_pretrained(folder)
+        torch.save(self.args, os.path.join(folder, "training_args.bin"))
+
+    def _adapter(self) -> dict[str, torch.Tensor]:
+        assert self.sharded is not None
+        named = [(n, p) for n, p in self.model.named_parameters() if n in self.sharded._trainable]
+        return {name: self.sharded.parameter(parameter).to(parameter.dtype) for name, parameter in named}
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         assert self.sharded is not None
         os.makedirs(output_dir, exist_ok=True)
-        if self.sharded._zero1 is None:
+        if self._saves_shards:
+            _checkpoints.save(self.sharded, os.path.join(output_dir, SHARDS_NAME))
+            states, name = self.sharded.groups_as_saved(), GROUPS_NAME
+        elif self.sharded.saves_shards:
+            if self.args.should_save:
+                _checkpoints.remove(os.path.join(output_dir, SHARDS_NAME))  # of an earlier run
             # A scheduler's state has no learning rates, and no schedule all hyper-parameters: those are in the groups.
             self.sharded.save_full(os.path.join(output_dir, STATES_NAME))
             states, name = self.sharded.groups_as_saved(), GROUPS_NAME
@@ -115,19 +152,26 @@ class LibzeroTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        whole = self._whole_checkpoints or self.args.save_only_model or self.args.push_to_hub
+        self._saves_shards = self.sharded is not None and self.sharded.saves_shards and not whole
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._saves_shards = False
         self.accelerator.wait_for_everyone()  # a checkpoint is whole where this returns, on every rank
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or self.sharded is None:
             return
-        whole = os.path.join(checkpoint, STATES_NAME)
-        if os.path.exists(whole) and self.sharded._zero1 is None:
-            self.sharded.load_full(whole)
+        shards, whole = os.path.join(checkpoint, SHARDS_NAME), os.path.join(checkpoint, STATES_NAME)
+        in_shards = _checkpoints.is_checkpoint(shards)
+        if in_shards or (os.path.exists(whole) and self.sharded.saves_shards):
+            if in_shards:
+                self.sharded.load(shards)
+            else:
+                self.sharded.load_full(whole)
             groups = torch.load(os.path.join(checkpoint, GROUPS_NAME), weights_only=True)
-            for group, saved in zip(self.sharded.param_groups, groups, strict=True):
-                for key, value in saved.items():
-                    put(group, key, value)
+            _checkpoints.put_groups(self.sharded, groups)
             self.lr_scheduler.load_state_dict(
                 torch.load(os.path.join(checkpoint, SCHEDULER_NAME), weights_only=True)
             )
@@ -135,6 +179,8 @@ class LibzeroTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if _checkpoints.is_checkpoint(os.path.join(resume_from_checkpoint, SHARDS_NAME)):
+            return  # with the optimizer's states, once the model is sharded
         if self.sharded is None:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         elif not self._load_whole(resume_from_checkpoint):
@@ -142,7 +188,10 @@ class LibzeroTrainer(Trainer):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        if not self._load_whole(self.state.best_model_checkpoint):
+        shards = os.path.join(self.state.best_model_checkpoint, SHARDS_NAME)
+        if self.sharded is not None and _checkpoints.is_checkpoint(shards):
+            self.sharded.load(shards)
+        elif not self._load_whole(self.state.best_model_checkpoint):
             with gathered(self._trained(), write=True):  # an adapter
                 super()._load_best_model()
 

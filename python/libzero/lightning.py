@@ -7,9 +7,11 @@
 Note [Lightning and libzero]
 The strategy is Lightning's for DistributedDataParallel without that wrapper: it starts the ranks, and a gloo group of
 torch.distributed beside libzero's own, which carries batches' metrics and objects. In `fit` it puts what libzero.shard
-returns in the place of the optimizer from configure_optimizers, and leaves the module as it is. A checkpoint is
-Lightning's own, made whole on rank 0: weights in fp32, states in torch's format. Weights are loaded before the model is
-sharded, the optimizer's states after."""
+returns in the place of the optimizer from configure_optimizers, and leaves the module as it is. A checkpoint is a folder
+with each rank's slices (Note [Checkpoints of other loops] in _checkpoints.py), in whose manifest rank 0 keeps what
+Lightning has beside them: loops, callbacks, schedulers. Weights and states are loaded once the model is sharded. A
+checkpoint in a file is Lightning's own, made whole on rank 0: weights in fp32, states in torch's format. Its weights are
+loaded before the model is sharded, the optimizer's states after."""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ import torch
 
 try:
     import lightning.pytorch as pl
+    from lightning.pytorch.plugins.io import TorchCheckpointIO
     from lightning.pytorch.plugins.precision import MixedPrecision, Precision
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
@@ -31,10 +34,11 @@ try:
 except ImportError as error:
     raise ImportError("libzero.lightning needs lightning: pip install lightning") from error
 
+from . import _checkpoints
 from ._build import init
 from ._C import ConfigError
 from ._group import group as _group
-from ._loop import follow, named, settings_of, sharded_by, with_masters
+from ._loop import follow, named, set_all, settings_of, sharded_by, with_masters
 from ._shard import ShardedOptimizer, shard
 
 __all__ = ["LibzeroStrategy"]
@@ -78,13 +82,20 @@ class LibzeroStrategy(DDPStrategy):
 
     `config` and `keywords`: as for libzero.shard. Accumulation, clipping and the precision ("32-true", "bf16-mixed")
     are the Trainer's, the optimizer and the scheduler configure_optimizers'. Started by torchrun, by `zero launch`, or
-    by Lightning itself. A module is sharded by one `fit`, and stays so."""
+    by Lightning itself. A module is sharded by one `fit`, and stays so. `whole_checkpoints`: a checkpoint is one file,
+    through rank 0, and not each rank's slices."""
 
     strategy_name = "libzero"
 
-    def __init__(self, config: dict[str, Any] | str | os.PathLike[str] | None = None, **keywords: Any) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any] | str | os.PathLike[str] | None = None,
+        whole_checkpoints: bool = False,
+        **keywords: Any,
+    ) -> None:
         super().__init__(process_group_backend="gloo")
-        self._config, self._keywords = config, keywords
+        self._config, self._keywords, self._whole_checkpoints = config, keywords, whole_checkpoints
+        self._shards: str | None = None  # the folder of the checkpoint that was opened last, if it has shards
 
     @property
     def sharded(self) -> ShardedOptimizer | None:
@@ -215,22 +226,72 @@ class LibzeroStrategy(DDPStrategy):
 
     # --- Checkpoints.
 
+    def _saves_shards(self) -> bool:
+        sharded = self.sharded
+        plain = type(self.checkpoint_io) is TorchCheckpointIO
+        return sharded is not None and sharded.saves_shards and plain and not self._whole_checkpoints
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The whole weights in fp32, on rank 0; {} on the others. Collective."""
+        """{} where the states go to shards. Else the whole weights in fp32, on rank 0; {} on the others. Collective."""
         module, sharded = self.lightning_module, self.sharded
         if module is None or sharded is None:
             return super().lightning_module_state_dict()
-        return with_masters(sharded, module)
+        return {} if self._saves_shards() else with_masters(sharded, module)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        if self.sharded is not None and self._saves_shards():
+            return {_checkpoints.GROUPS: self.sharded.groups_as_saved()}
+        return super().optimizer_state(optimizer)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Writes each rank's slices to the folder `filepath`; with weights alone, or to where no local folder can be,
+        whole weights and states to a file. Collective."""
+        sharded, module = self.sharded, self.lightning_module
+        if sharded is None or module is None or not self._saves_shards():
+            if self.is_global_zero and os.path.isdir(filepath):
+                _checkpoints.remove(filepath)
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        with_states = "optimizer_states" in checkpoint
+        if with_states and storage_options is None and "://" not in str(filepath):
+            if self.is_global_zero and os.path.isfile(filepath):
+                _checkpoints.remove(filepath)  # of a run that saved whole ones
+            _checkpoints.save(sharded, filepath, checkpoint)
+            return
+        checkpoint["state_dict"] = with_masters(sharded, module)
+        if with_states:
+            checkpoint["optimizer_states"] = [sharded.state_dict()]
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        self._shards = os.fspath(checkpoint_path) if _checkpoints.is_checkpoint(checkpoint_path) else None
+        if self._shards is None:
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        return _checkpoints.kept_in(self._shards, weights_only)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, states in zip(self.optimizers, checkpoint["optimizer_states"]):
-            optimizer.load_state_dict(states)
+            if _checkpoints.GROUPS in states:
+                assert isinstance(optimizer, ShardedOptimizer) and self._shards is not None
+                optimizer.load(self._shards)  # the weights too
+                _checkpoints.put_groups(optimizer, states[_checkpoints.GROUPS])
+            else:
+                optimizer.load_state_dict(states)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        module, sharded = self.lightning_module, self.sharded
+        if self._shards is not None and module is not None:
+            if module.trainer.state.fn == TrainerFn.FITTING:
+                return  # in load_optimizer_state_dict: the module is not sharded yet
+            if sharded is not None:
+                sharded.load(self._shards)
+            else:
+                set_all(module, _checkpoints.Weights(self._shards))
+            return
         super().load_model_state_dict(checkpoint, strict)
-        module, sharded, values = self.lightning_module, self.sharded, checkpoint["state_dict"]
         if module is None or sharded is None:
             return
+        values = checkpoint["state_dict"]
         for parameter, names in named(module.named_parameters(remove_duplicate=False)):
             if names[0] in values:  # the master weights, which the above may have rounded
                 sharded.set_parameter(parameter, values[names[0]].to(torch.float32))

@@ -1,7 +1,6 @@
 // Functions by which Python asks about a tensor whose bytes come and go.
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -33,7 +33,7 @@ TEST_F(DeveloperBench, OptimizerCountsItsBytes) {
       {"SGD with momentum, bf16", 2 * 8 + 2 + 2},
       {"Adagrad, bf16", 2 * 8 + 2 + 2},
       {"Lion, bf16", 2 * 8 + 2 + 2},
-      {"LAMB, fp32, two passes", 2 * 8 + 4 + 4 + 3 * 4 + 4},
+      {"LAMB, fp32, two sweeps", 2 * 8 + 4 + 4 + 3 * 4 + 4},
       {"Muon without its products, fp32", 8 + 8 + 12},
       {"Adafactor, fp32, factored", 12 + 16 + 12}};
   std::map<std::string, int> seen;

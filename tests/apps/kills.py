@@ -4,7 +4,7 @@
     kills.py ZERO_PROGRAM [--kills N] [--seconds S] [--seed SEED]
 
 A run trains a tiny GPT-2 with dropout under `zero launch --max-restarts`, in one or two launchers that stand for hosts, and saves every few
-steps. Meanwhile one rank, all ranks, or a launcher with its ranks gets SIGKILL: in a step, in a save, while a checkpoint is loaded, or during a
+steps, some runs also in the hosts' memory. Meanwhile one rank, all ranks, or a launcher with its ranks gets SIGKILL: in a step, in a save, while a checkpoint is loaded, or during a
 restart, as chance has it. A launcher that was killed is started again, as a batch system does. In the end each run must have the weights of
 one that was never interrupted, and after each kill every checkpoint whose folder is there must be sound. The first line prints the seed.
 """
@@ -58,7 +58,8 @@ class Job:
             self.start(k, restarted=False)
 
     def start(self, k, restarted):
-        environment = dict(os.environ, OMP_NUM_THREADS="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1" if restarted else "0")
+        environment = dict(os.environ, OMP_NUM_THREADS="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1" if restarted else "0",
+                           ZERO_HOST=f"host{k}")
         self.launchers[k] = subprocess.Popen(self.commands[k], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment)
 
     def running(self):
@@ -131,7 +132,7 @@ def main():
         while kills < arguments.kills and time.monotonic() < deadline:
             hosts, ranks = random_.choice([(1, 1), (1, 2), (1, 2), (1, 3), (2, 1)])
             options = ["--stage", str(random_.randrange(4)), "--dtype", random_.choice(["fp32", "bf16"]), "--accumulate",
-                       random_.choice(["1", "2"]), "--save-staging", random_.choice(["0", "16KB", "256MB"])]
+                       random_.choice(["1", "2"]), "--memory-copies", random_.choice(["0", "1", "5"]), "--save-staging", random_.choice(["0", "16KB", "256MB"])]
             key = (hosts, ranks, *options[:6])
             if key not in whole:
                 folder = root / f"whole{len(whole)}"

@@ -41,6 +41,50 @@ TEST(Plan, WritesAConfigurationThatTrains) {
   EXPECT_EQ(trained.status, 0) << trained.err;
 }
 
+// Time and cost follow from the tokens a second, the picture is an SVG, and the machine that was
+// measured is one that a file describes.
+TEST(Plan, SaysWhatTokensTakeAndDrawsThePlan) {
+  const TemporaryFolder folder;
+  const std::string json = folder / "plan.json";
+  const std::string svg = folder / "plan.svg";
+  const auto outcome =
+      plan({"--model", "gpt2", "--batch", "64", "--device", "h100", "--tokens", "10B", "--price",
+            "2", "--mtbf", "1000", "--scale", "8..16", "--json", json, "--svg", svg});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("That counts failures."));
+  const auto file = nlohmann::json::parse(read_file(json));
+  const auto& best = file.at("results").at(0);
+  const auto& training = best.at("training");
+  const double seconds = 10e9 / best.at("tokens_per_second").get<double>();
+  const double goodput = training.at("goodput").get<double>();
+  EXPECT_LT(goodput, 1);
+  EXPECT_NEAR(training.at("seconds").get<double>(), seconds / goodput, 1e-6 * seconds);
+  EXPECT_NEAR(training.at("cost").get<double>(), seconds / goodput / 3600 * 8 * 2, 1e-6 * seconds);
+  EXPECT_GT(file.at("options").at("scale").at(1).at("training").at("cost").get<double>(), 0);
+  const auto picture = read_file(svg);
+  EXPECT_THAT(picture, HasSubstr("<svg "));
+  for (const auto* says : {"activations", "compute", "16 ranks", "memory of a rank"})
+    EXPECT_THAT(picture, HasSubstr(says));
+}
+
+TEST(Plan, MeasuresThisMachine) {
+  const TemporaryFolder folder;
+  const std::string json = folder / "here.json";
+  const auto outcome = plan({"--model", "gpt2-nano", "--batch", "4", "--seq", "64", "--here",
+                             "--nvme-path", folder.path(), "--json", json});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("2 ranks of this machine on 1 host"));
+  const auto cluster = nlohmann::json::parse(read_file(json)).at("options").at("cluster");
+  for (const auto* key : {"flops", "flops_fp32", "bandwidth", "link", "nvme", "host_memory"})
+    EXPECT_GT(cluster.at(key).get<double>(), 1e6) << key;
+  const auto hardware = folder.write("hardware.json", cluster.dump());
+  const auto again = plan({"--model", "gpt2-nano", "--batch", "4", "--seq", "64", "--hardware",
+                           hardware, "--json", json});
+  ASSERT_EQ(again.status, 0) << again.err;
+  EXPECT_EQ(nlohmann::json::parse(read_file(json)).at("options").at("cluster").at("flops"),
+            cluster.at("flops"));
+}
+
 TEST(Plan, NamesWhatItCannotUse) {
   for (const auto& [arguments, says] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{
@@ -49,6 +93,10 @@ TEST(Plan, NamesWhatItCannotUse) {
            {{"--seq", "4096"}, "at most 1024 tokens"},
            {{"--network", "0GB/s"}, "should be a number above 0"},
            {{"--scale", "9"}, "as 8..4096"},
+           {{"--tokens", "many"}, "--tokens is 'many'"},
+           {{"--price", "2"}, "there are no --tokens"},
+           {{"--svg", "/nowhere/plan.svg"}, "--svg is /nowhere/plan.svg"},
+           {{"--here", "--hosts", "2"}, "--here measures this machine alone"},
            {{"--hardware", "/nowhere.json"}, "/nowhere.json"}}) {
     const auto outcome = plan(arguments);
     EXPECT_EQ(outcome.status, 2) << outcome.out;

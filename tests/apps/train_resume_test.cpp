@@ -7,7 +7,6 @@
 #include <csignal>
 #include <filesystem>
 #include <set>
-#include <sstream>
 
 #include "tests/apps/train_run.h"
 
@@ -124,28 +123,6 @@ TEST_F(TrainResume, WhatAFileLeavesToTheRunStaysAsItWasSaved) {
 
 // --- A run that dies and is started again
 
-/// Returns a launch of the tiny model's training that starts its ranks again.
-std::vector<std::string> elastic(const TrainFolder& folder, const std::string& ranks,
-                                 const std::vector<std::string>& options,
-                                 const std::vector<std::string>& more) {
-  std::vector<std::string> words{ZERO_PROGRAM, "launch", "-n", ranks, "--max-restarts", "2"};
-  words.insert(words.end(), options.begin(), options.end());
-  words.emplace_back("--");
-  auto training = folder.command(more);
-  const auto nproc = std::find(training.begin(), training.end(), "--nproc");
-  if (nproc != training.end()) training.erase(nproc, nproc + 2);
-  words.insert(words.end(), training.begin(), training.end());
-  return words;
-}
-
-/// Returns the processes whose parent is `parent`.
-std::vector<pid_t> children_of(pid_t parent) {
-  std::istringstream words(read_file(fmt::format("/proc/{0}/task/{0}/children", parent)));
-  std::vector<pid_t> children;
-  for (pid_t pid = 0; words >> pid;) children.push_back(pid);
-  return children;
-}
-
 TEST_F(TrainResume, ARankThatIsKilledCostsNoBit) {
   const auto words = [&](const std::string& run) {
     auto all = with_steps("40", "3");
@@ -153,7 +130,7 @@ TEST_F(TrainResume, ARankThatIsKilledCostsNoBit) {
     return all;
   };
   ASSERT_EQ(folder_.train(words("whole"), "whole").status, 0);
-  Program job(elastic(folder_, "2", {}, words("run")));
+  Program job(folder_.elastic("2", {}, words("run")));
   ASSERT_TRUE(folder_.wait_for_step(7));
   const auto ranks = children_of(job.pid());
   ASSERT_EQ(ranks.size(), 2u);
@@ -173,7 +150,7 @@ TEST_F(TrainResume, TheRanksThatAreLeftKeepTheGlobalBatch) {
     const std::string run = std::string("every") + every;
     auto words = with_steps("40", every);
     words.insert(words.end(), {"--out", folder_.out(run)});
-    Program job(elastic(folder_, "2", {"--min-ranks", "1"}, words));
+    Program job(folder_.elastic("2", {"--min-ranks", "1"}, words));
     ASSERT_TRUE(folder_.wait_for_step(step, run));
     kill(children_of(job.pid()).at(0), SIGKILL);
     const auto outcome = job.wait();

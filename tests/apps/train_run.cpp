@@ -1,12 +1,21 @@
 #include "tests/apps/train_run.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <sstream>
 
 namespace zero::test {
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::istringstream words(read_file(fmt::format("/proc/{0}/task/{0}/children", parent)));
+  std::vector<pid_t> children;
+  for (pid_t pid = 0; words >> pid;) children.push_back(pid);
+  return children;
+}
 
 TrainFolder::TrainFolder() {
   std::string text;
@@ -35,6 +44,19 @@ std::vector<std::string> TrainFolder::command(const std::vector<std::string>& mo
   for (const auto& word : more) {
     if (!word.empty()) words.push_back(word);
   }
+  return words;
+}
+
+std::vector<std::string> TrainFolder::elastic(const std::string& ranks,
+                                              const std::vector<std::string>& options,
+                                              const std::vector<std::string>& more) const {
+  std::vector<std::string> words{ZERO_PROGRAM, "launch", "-n", ranks, "--max-restarts", "2"};
+  words.insert(words.end(), options.begin(), options.end());
+  words.emplace_back("--");
+  auto training = command(more);
+  const auto nproc = std::find(training.begin(), training.end(), "--nproc");
+  if (nproc != training.end()) training.erase(nproc, nproc + 2);
+  words.insert(words.end(), training.begin(), training.end());
   return words;
 }
 

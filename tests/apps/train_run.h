@@ -12,6 +12,9 @@ namespace zero::test {
 
 using Json = nlohmann::json;
 
+/// Returns the processes whose parent is `parent`: the ranks of a launcher.
+std::vector<pid_t> children_of(pid_t parent);
+
 /// A folder with a text to learn, a tiny model's configuration and a place for runs.
 class TrainFolder {
  public:
@@ -24,6 +27,10 @@ class TrainFolder {
   /// `zero train` of the tiny model on the text, with `more` behind (a later option comes first).
   std::vector<std::string> command(const std::vector<std::string>& more = {},
                                    const std::string& run = "run") const;
+  /// `zero launch` with `options` of that training on `ranks` ranks, which starts them again.
+  std::vector<std::string> elastic(const std::string& ranks,
+                                   const std::vector<std::string>& options,
+                                   const std::vector<std::string>& more) const;
   Outcome train(const std::vector<std::string>& more = {}, const std::string& run = "run") const;
 
   std::vector<Json> log(const std::string& run = "run") const;

@@ -18,7 +18,7 @@
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
-#include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero::comm {
 namespace {

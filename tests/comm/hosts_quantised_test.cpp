@@ -16,7 +16,7 @@
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/comm/quantise_kernels.h"
-#include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero::comm {
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tests/support/instruction_sets.h"
-#include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero::comm {
 namespace {

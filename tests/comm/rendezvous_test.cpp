@@ -20,7 +20,7 @@
 #include "tests/support/run_program.h"
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
-#include "zero/comm/peers.h"
+#include "zero/comm/process.h"
 #include "zero/comm/token.h"
 
 namespace zero::comm {

@@ -8,7 +8,7 @@
 
 #include "tests/compositions/network.h"
 #include "zero/base/error.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::compositions {
 

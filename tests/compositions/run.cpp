@@ -235,7 +235,8 @@ class ByPlain final : public Learner {
     if (word == "save_full") saved_full_ = history_;
     const auto& from = word == "load" ? saved_ : word == "load_full" ? saved_full_ : std::nullopt;
     if (from) train_anew(*from);
-    if (from || word == "read_parameter" || is_save(word) || word == "save_full") {
+    // A file of whole tensors has the weights after a delayed update alone.
+    if ((from && word == "load_full") || word == "read_parameter") {
       shown_.clear();
       history_.back().completes = true;
     }

@@ -53,7 +53,7 @@
 #include "zero/models/layers/layer_norm.h"
 #include "zero/models/layers/softmax.h"
 #include "zero/optim/operators.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #ifdef ZERO_CHECK_SIMULATED
 #include "tests/device/testing.h"
 #endif
@@ -110,38 +110,38 @@ class DeviceArray {
 // The arrays of a shard on the device, all `aligned`, or each at another offset.
 class DeviceShard {
  public:
-  DeviceShard(optim::Shard& shard, bool aligned) : shard_(shard), range_(shard.range) {
-    const auto& range = shard.range;
+  DeviceShard(optim::Shard& shard, bool aligned) : shard_(shard), operands_(shard.operands) {
+    const auto& operands = shard.operands;
     int64_t offset = aligned ? 0 : 1;
     const auto add = [&](const void* values, at::ScalarType dtype) -> DeviceArray& {
-      arrays_.push_back(std::make_unique<DeviceArray>(values, range.numel, offset, dtype));
+      arrays_.push_back(std::make_unique<DeviceArray>(values, operands.numel, offset, dtype));
       if (!aligned) ++offset;
       return *arrays_.back();
     };
-    range_.device = device();
-    range_.master = static_cast<float*>(add(range.master, at::kFloat).data());
-    for (size_t s = 0; s < range.state.size(); ++s) {
-      if (range.state[s] == nullptr) continue;
-      range_.state[s] = static_cast<float*>(add(range.state[s], at::kFloat).data());
+    operands_.device = device();
+    operands_.master = static_cast<float*>(add(operands.master, at::kFloat).data());
+    for (size_t s = 0; s < operands.state.size(); ++s) {
+      if (operands.state[s] == nullptr) continue;
+      operands_.state[s] = static_cast<float*>(add(operands.state[s], at::kFloat).data());
     }
-    range_.gradient = add(range.gradient, range.gradient_dtype).data();
+    operands_.gradient = add(operands.gradient, operands.gradient_dtype).data();
     gradient_ = arrays_.size() - 1;
-    if (range.parameter != nullptr)
-      range_.parameter = add(range.parameter, range.parameter_dtype).data();
+    if (operands.parameter != nullptr)
+      operands_.parameter = add(operands.parameter, operands.parameter_dtype).data();
   }
   // After the shard's gradient has changed.
   void update(const Optimizer& optimizer, int64_t step, double scale) {
-    arrays_[gradient_]->fill(shard_.range.gradient);
-    range_.gradient_limit = shard_.range.gradient_limit;
-    optim::enqueue_update(optimizer, step, optim::lr(optimizer), scale, range_);
+    arrays_[gradient_]->fill(shard_.operands.gradient);
+    operands_.gradient_limit = shard_.operands.gradient_limit;
+    optim::enqueue_update(optimizer, step, optim::lr(optimizer), scale, operands_);
   }
   // Into the shard's arrays.
   void read() {
     size_t next = 0;
-    arrays_[next++]->read(shard_.range.master);
-    for (auto* state : shard_.range.state)
+    arrays_[next++]->read(shard_.operands.master);
+    for (auto* state : shard_.operands.state)
       if (state != nullptr) arrays_[next++]->read(state);
-    if (shard_.range.parameter != nullptr) arrays_[next + 1]->read(shard_.range.parameter);
+    if (shard_.operands.parameter != nullptr) arrays_[next + 1]->read(shard_.operands.parameter);
   }
   bool guards_intact() const {
     return std::all_of(arrays_.begin(), arrays_.end(),
@@ -150,7 +150,7 @@ class DeviceShard {
 
  private:
   optim::Shard& shard_;
-  optim::Range range_;
+  optim::Operands operands_;
   std::vector<std::unique_ptr<DeviceArray>> arrays_;  // master, states, gradient, parameter
   size_t gradient_ = 0;
 };
@@ -165,14 +165,14 @@ TEST(DeviceKernels, UpdateAsTheReferenceInBitsForEveryDtypeTailAndAlignment) {
             for (const bool aligned : {true, false}) {
               optim::Shard expected(optimizer, numel, 0, gradient, parameter, special);
               optim::Shard found(optimizer, numel, 0, gradient, parameter, special);
-              expected.range.gradient_limit = found.range.gradient_limit =
+              expected.operands.gradient_limit = found.operands.gradient_limit =
                   special ? std::numeric_limits<float>::infinity() : 0.01F;
               DeviceShard on_device(found, aligned);
               for (const int64_t step : {1, 2}) {
                 expected.new_gradient(static_cast<uint32_t>(10 + step), special);
                 found.new_gradient(static_cast<uint32_t>(10 + step), special);
                 optim::update_reference(optimizer, step, optim::lr(optimizer), 0.37,
-                                        expected.range);
+                                        expected.operands);
                 on_device.update(optimizer, step, 0.37);
               }
               on_device.read();
@@ -197,7 +197,7 @@ TEST(DeviceKernels, UpdateArraysOfManyThreadBlocks) {
     optim::Shard expected(optimizer, kNumel, 0, at::kBFloat16, at::kBFloat16, false);
     optim::Shard found(optimizer, kNumel, 0, at::kBFloat16, at::kBFloat16, false);
     DeviceShard on_device(found, aligned);
-    optim::update_reference(optimizer, 1, 1e-3, 0.5, expected.range);
+    optim::update_reference(optimizer, 1, 1e-3, 0.5, expected.operands);
     on_device.update(optimizer, 1, 0.5);
     on_device.read();
     optim::expect_same(found, expected, aligned ? "aligned" : "misaligned");

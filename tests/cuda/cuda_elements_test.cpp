@@ -20,7 +20,7 @@
 #include "zero/models/layers/softmax.h"
 #include "zero/models/layers/softmax_elements.h"
 #include "zero/optim/device_elements.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 namespace {
@@ -28,11 +28,11 @@ namespace {
 /// Updates as a device's kernel does: every thread, one after the other, from the last to the
 /// first.
 void update_by_threads(const Optimizer& optimizer, Moment moment, float factor,
-                       const Range& range) {
-  device::with_update(optimizer, moment, range,
+                       const Operands& operands) {
+  device::with_update(optimizer, moment, operands,
                       [&](auto width, const auto& step, const auto& arrays) {
-                        const device::Scale scale{factor, range.gradient_limit};
-                        for (int64_t t = at::ceil_div<int64_t>(range.numel, width); t-- > 0;)
+                        const device::Scale scale{factor, operands.gradient_limit};
+                        for (int64_t t = at::ceil_div<int64_t>(operands.numel, width); t-- > 0;)
                           device::update_by_thread<width>(step, scale, arrays, t);
                       });
 }
@@ -72,13 +72,13 @@ TEST(CudaElements, UpdateAsTheReferenceInBitsForEveryDtypeTailAndAlignment) {
               for (const int64_t offset : {0, 3}) {
                 Shard expected(optimizer, numel, offset, gradient, parameter, special);
                 Shard shard(optimizer, numel, offset, gradient, parameter, special);
-                expected.range.gradient_limit = shard.range.gradient_limit = limit;
+                expected.operands.gradient_limit = shard.operands.gradient_limit = limit;
                 for (const int64_t step : {1, 2, 3}) {
                   const auto seed = static_cast<uint32_t>(10 + step);
                   expected.new_gradient(seed, special);
                   shard.new_gradient(seed, special);
-                  update_reference(optimizer, step, lr(optimizer), 0.37, expected.range);
-                  update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, shard.range);
+                  update_reference(optimizer, step, lr(optimizer), 0.37, expected.operands);
+                  update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, shard.operands);
                 }
                 expect_same(shard, expected,
                             name + " " + c10::toString(gradient) + " to " +
@@ -104,38 +104,39 @@ TEST(CudaElements, TakeSeveralElementsAtOnceWhereAllArraysAreAlignedAndGiveTheSa
         Shard expected(optimizer, numel, 0, gradient, bf16, true);
         Array<float> master(numel, 0), first(numel, 0), second(numel, 4), wide(numel, 0);
         Array<uint16_t> parameter(numel, 4), low(numel, 0);
-        Range range = expected.range;
+        Operands operands = expected.operands;
         void* const copied =
             gradient == c10::ScalarType::Float ? static_cast<void*>(wide.data()) : low.data();
-        std::memcpy(copied, range.gradient,
+        std::memcpy(copied, operands.gradient,
                     static_cast<size_t>(numel) * c10::elementSize(gradient));
-        std::copy_n(range.master, numel, master.data());
+        std::copy_n(operands.master, numel, master.data());
         for (int64_t i = 0; i < numel; ++i) {
-          if (range.state[0]) first.data()[i] = range.state[0][i];
-          if (range.state[1]) second.data()[i] = range.state[1][i];
+          if (operands.state[0]) first.data()[i] = operands.state[0][i];
+          if (operands.state[1]) second.data()[i] = operands.state[1][i];
         }
-        range.gradient = copied;
-        range.master = master.data();
-        range.parameter = parameter.data();
-        if (range.state[0]) range.state[0] = first.data();
-        if (range.state[1]) range.state[1] = second.data();
-        ASSERT_TRUE(device::is_aligned(range));
+        operands.gradient = copied;
+        operands.master = master.data();
+        operands.parameter = parameter.data();
+        if (operands.state[0]) operands.state[0] = first.data();
+        if (operands.state[1]) operands.state[1] = second.data();
+        ASSERT_TRUE(device::is_aligned(operands));
         int taken = 0;
-        device::with_update(optimizer, {2, lr(optimizer)}, range,
+        device::with_update(optimizer, {2, lr(optimizer)}, operands,
                             [&](auto width, const auto&, const auto&) { taken = width; });
         EXPECT_EQ(taken, device::kWidth);
         for (const int64_t step : {1, 2}) {
-          update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, range);
-          update_reference(optimizer, step, lr(optimizer), 0.37, expected.range);
+          update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, operands);
+          update_reference(optimizer, step, lr(optimizer), 0.37, expected.operands);
         }
         for (int64_t i = 0; i < numel; ++i) {
-          ASSERT_TRUE(same(master.data()[i], expected.range.master[i])) << name << " " << i;
+          ASSERT_TRUE(same(master.data()[i], expected.operands.master[i])) << name << " " << i;
           ASSERT_TRUE(
-              same(widen(parameter.data(), bf16, i), widen(expected.range.parameter, bf16, i)))
+              same(widen(parameter.data(), bf16, i), widen(expected.operands.parameter, bf16, i)))
               << name << " " << i;
           for (const size_t s : {0, 1}) {
-            if (!range.state[s]) continue;
-            ASSERT_TRUE(same(range.state[s][i], expected.range.state[s][i])) << name << " " << i;
+            if (!operands.state[s]) continue;
+            ASSERT_TRUE(same(operands.state[s][i], expected.operands.state[s][i]))
+                << name << " " << i;
           }
         }
         EXPECT_TRUE(master.guards_intact() && first.guards_intact() && second.guards_intact() &&
@@ -143,8 +144,8 @@ TEST(CudaElements, TakeSeveralElementsAtOnceWhereAllArraysAreAlignedAndGiveTheSa
             << name << " numel " << numel;
 
         // One array that is not aligned is enough for one element at a time.
-        range.master += 1;
-        EXPECT_FALSE(device::is_aligned(range));
+        operands.master += 1;
+        EXPECT_FALSE(device::is_aligned(operands));
       }
     }
   }

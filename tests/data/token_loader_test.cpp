@@ -158,11 +158,10 @@ TEST_F(TokenLoaderTest, StaysWithinItsRange) {
   EXPECT_EQ(std::set<int64_t>(rows.begin(), rows.end()).size(), 7U);
 }
 
-TEST_F(TokenLoaderTest, CountsWholeBatchesOfAnEpoch) {
+TEST_F(TokenLoaderTest, CountsTheSequencesOfAnEpoch) {
   const TokenLoader loader(positions(4 * 25 + 1),
                            {.sequence = 4, .micro_batch = 3, .world_size = 2});
   EXPECT_EQ(loader.sequences(), 25);
-  EXPECT_EQ(loader.batches_per_epoch(), 4);
 }
 
 TEST_F(TokenLoaderTest, ReusesABatchOnlyOnceItIsLetGo) {

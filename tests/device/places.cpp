@@ -38,8 +38,8 @@ bool begins(const std::string& text, std::string_view with) { return text.rfind(
 
 // The functions by which others let a stream wait.
 bool is_means(const std::string& function) {
-  constexpr std::array kMeans{"zero::StreamMark",   "zero::SideScope", "zero::wait_for",
-                              "zero::StreamMemory", "zero::SliceSum",  "zero::comm::"};
+  constexpr std::array kMeans{"zero::StreamMark",   "zero::SideScope",       "zero::wait_for",
+                              "zero::StreamMemory", "zero::PhasedReduction", "zero::comm::"};
   return std::any_of(kMeans.begin(), kMeans.end(),
                      [&](const char* with) { return begins(function, with); });
 }

@@ -1,9 +1,13 @@
 // Checkpoints go from anywhere to anywhere: other numbers of ranks, stages, units, tiers, replicas
 // and dtypes; and one that is not as it was written is never loaded.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -17,8 +21,10 @@
 #include "tests/support/message_of.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_folder.h"
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/manifest.h"
+#include "zero/engine/gathered.h"
 
 namespace zero {
 namespace {
@@ -298,6 +304,37 @@ TEST(Checkpoint, GivesEachRankItsBuffersAndWhatItHasAttached) {
   verify(path, read_manifest(path));
 }
 
+// Returns how many pages of a file are in the page cache, after it has dropped them if `drop`.
+int64_t cached_pages(const fs::path& path, bool drop) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (drop) (void)::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+  const auto size = fs::file_size(path);
+  std::vector<unsigned char> pages(size / static_cast<size_t>(::getpagesize()) + 1);
+  void* mapping = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
+  EXPECT_EQ(::mincore(mapping, size, pages.data()), 0);
+  ::munmap(mapping, size);
+  return std::count_if(pages.begin(), pages.end(), [](auto page) { return (page & 1) != 0; });
+}
+
+TEST(Checkpoint, IsReadAhead) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  run_at(on(2, config(2, true)),
+         [&](Engine& engine, Net& /*net*/) { engine.save(path.string(), {}); });
+  const auto manifest = read_manifest(path);
+  const auto cached = [&](bool drop) {
+    int64_t pages = 0;
+    for (const auto& file : manifest.files) pages += cached_pages(path / file.name, drop);
+    return pages;
+  };
+  cached(true);
+  for (const int part : {0, 1}) read_ahead(path, manifest, part, 2);
+  for (int i = 0; i < 1000 && cached(false) == 0; ++i) ::usleep(10'000);
+  EXPECT_GT(cached(false), 0);
+  fs::remove(path / manifest.files.back().name);
+  EXPECT_THROW(read_ahead(path, manifest, 1, 2), DamagedCheckpoint);
+}
+
 // --- Saves in the background
 
 // Returns why a checkpoint is not sound; empty where it is.
@@ -358,6 +395,50 @@ TEST(Checkpoint, ABackgroundSaveHasTheStatesOfItsMoment) {
   }
 }
 
+TEST(Checkpoint, WritesBesideABackgroundSaveAreNotInIt) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  for (const auto& place : {config(2, true), config(3, false), on_disk(config(3, true), folder),
+                            all_on_disk(config(3, true), folder)}) {
+    for (const int64_t staging : {int64_t{0}, int64_t{1} << 20}) {
+      States saved;
+      run_at(on(2, place), [&](Engine& engine, Net& net) {
+        train(engine, net, 3);
+        auto mine = states_of(engine);
+        if (engine.group().rank() == 0) saved = std::move(mine);
+        engine.save(path, {}, {.background = true, .staging_bytes = staging});
+        for (const auto& name : engine.parameter_names()) {
+          engine.set_parameter(name, torch::ones_like(engine.parameter(name)));
+          engine.set_optimizer_state(name, "exp_avg", torch::ones_like(engine.parameter(name)));
+        }
+        {
+          const Gathered gathered(engine, {}, Gathered::Access::write);
+          const c10::NoGradGuard no_grad;
+          for (auto& parameter : net.parameters()) parameter.fill_(2);
+        }
+        engine.complete_save();
+      });
+      expect_same(load(on(1, config(1, place.bf16)), path), saved);
+    }
+  }
+}
+
+// Parameters on a disk are written from there.
+TEST(Checkpoint, ABackgroundSaveOfStatesOnADiskHoldsTheStaging) {
+  const TemporaryFolder folder;
+  run_at(on(2, all_on_disk(config(3, true), folder)), [&](Engine& engine, Net& net) {
+    train(engine, net, 1);
+    auto& ledger = *engine.group().ledger();
+    const auto before = ledger.usage(Category::host_buffers).current;
+    ledger.reset_peaks();
+    engine.save(folder.path() / "run", {}, {.background = true, .staging_bytes = 0});
+    train(engine, net, 1, 1);
+    engine.complete_save();
+    // The net's buffers are copied.
+    EXPECT_LE(ledger.usage(Category::host_buffers).peak - before, 4096);
+  });
+}
+
 TEST(Checkpoint, ABackgroundSaveHoldsNoMoreThanTheParametersAndTheStaging) {
   const TemporaryFolder folder;
   run_as_threads(2, [&](auto group) {
@@ -371,11 +452,16 @@ TEST(Checkpoint, ABackgroundSaveHoldsNoMoreThanTheParametersAndTheStaging) {
     train(engine, *net, 2, 1);
     engine.complete_save();
     const auto after = ledger.usage(Category::host_buffers);
-    EXPECT_EQ(after.current, before);
     // Each copy begins on a cache line; each piece of memory is whole pages.
     const int64_t parameters = engine.parameter_count() * 2 / 2;
-    EXPECT_LE(after.peak - before, parameters + 512 + 16 * 4096);
     EXPECT_GT(after.peak, before);
+    EXPECT_LE(after.peak - before, parameters + 512 + 16 * 4096);
+    // The memory of the parameters' copies stays for the next save, which takes no more.
+    EXPECT_GT(after.current, before);
+    EXPECT_LE(after.current - before, parameters + 16 * 64);
+    engine.save(folder.path() / "next", {}, {.background = true, .staging_bytes = 512});
+    engine.complete_save();
+    EXPECT_EQ(ledger.usage(Category::host_buffers).current, after.current);
   });
 }
 
@@ -456,6 +542,24 @@ struct Longer : Net {
   Longer() { register_parameter("d", torch::zeros({3})); }
 };
 
+template <at::ScalarType dtype>
+struct Counting : Net {
+  Counting() { register_buffer("count", torch::zeros({2}, dtype)); }
+};
+
+// Parameters may have another dtype (Checkpoint.LoadsBetweenPrecisionsOfParameters): only numbers
+// of another kind are refused.
+TEST(Checkpoint, ABufferOfAnotherKindOfNumbersIsRefusedWithBothSidesNamed) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  run_as_threads(2, [&](auto group) {
+    Engine(std::make_shared<Counting<at::kLong>>(), AdamW{}, config(2), group).save(path);
+  });
+  EXPECT_THAT(refusal<Counting<at::kFloat>>(path, AdamW{}),
+              AllOf(HasSubstr("holds buffer 'count' as Long [2]"),
+                    HasSubstr("the model has it as Float [2]")));
+}
+
 TEST(Checkpoint, AnotherModelOrOptimizerIsRefusedWithBothSidesNamed) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "run";
@@ -490,7 +594,7 @@ TEST(Checkpoint, EveryFlippedByteAndEveryTruncationIsFound) {
   ASSERT_EQ(damage(path), sound);
   size_t files = 0;
   for (const auto& entry : fs::directory_iterator(path)) {
-    const auto file = entry.path();
+    const auto& file = entry.path();
     const auto name = file.filename().string();
     ++files;
     std::string bytes;

@@ -11,10 +11,11 @@
 
 #include "tests/engine/net.h"
 #include "tests/engine/worlds.h"
+#include "tests/support/paper_traffic.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 
 namespace zero {
 namespace {
@@ -72,11 +73,11 @@ TEST(Costs, OfUnitsAreTheFormulasOfTraffic) {
       const int64_t sent = gathers + planned.sum_of(&UnitCosts::reduce);
       if (cluster.hosts == 1) {
         const auto traffic =
-            partition::step_traffic(sharded, static_cast<double>(2 * planned.layout.numel()), 4);
+            paper::step_traffic(sharded, static_cast<double>(2 * planned.layout.numel()), 4);
         EXPECT_EQ(static_cast<double>(sent), traffic.total()) << stage;
       } else {
         const auto traffic =
-            partition::link_traffic(cluster, planned.layout.numel(), {.sharding = sharded});
+            paper::link_traffic(cluster, planned.layout.numel(), {.sharding = sharded});
         EXPECT_EQ(sent, traffic.total()) << stage;
       }
     }
@@ -92,10 +93,10 @@ TEST(Costs, OfUnitsFollowTheTiers) {
   c.offload_optimizer.device = OffloadDevice::cpu;
   const Planned below(model, c, grid);
   const auto owned = static_cast<double>(below.layout.numel()) / 4;
-  const auto traffic = partition::offload_traffic(owned);
-  EXPECT_EQ(static_cast<double>(below.sum_of(&UnitCosts::reduce_down)), traffic.down);
-  EXPECT_EQ(static_cast<double>(below.sum_of(&UnitCosts::update_up)), traffic.up);
-  EXPECT_EQ(static_cast<double>(below.sum_of(&UnitCosts::update)), partition::adam_bytes(owned));
+  EXPECT_EQ(static_cast<double>(below.sum_of(&UnitCosts::reduce_down)), 2 * owned);
+  EXPECT_EQ(static_cast<double>(below.sum_of(&UnitCosts::update_up)), 2 * owned);
+  // Adam reads and writes 12 bytes of states, reads the gradient and writes the parameter.
+  EXPECT_EQ(static_cast<double>(below.sum_of(&UnitCosts::update)), (2 * 12 + 2 + 2) * owned);
   c.stage = 3;
   c.offload_optimizer.device = c.offload_param.device = OffloadDevice::nvme;
   const Planned on_disk(model, c, grid);
@@ -151,7 +152,7 @@ TEST(Costs, OfOneRankAndOfThousandsNeedNoEngine) {
         // Stages 0 and 1 send sums of micro-batches in fp32, once.
         const int64_t reduced_bytes = k == 1 || sharded.gradients ? 2 : 4;
         const auto traffic = planned_traffic(planned.step);
-        const auto sent = partition::step_traffic(sharded, static_cast<double>(numel), ranks, k);
+        const auto sent = paper::step_traffic(sharded, static_cast<double>(numel), ranks, k);
         if (sharded.optimizer) {
           EXPECT_EQ(static_cast<double>(traffic.reduce_scatter),
                     sent.reduce * static_cast<double>(reduced_bytes));
@@ -161,7 +162,7 @@ TEST(Costs, OfOneRankAndOfThousandsNeedNoEngine) {
           EXPECT_EQ(static_cast<double>(traffic.all_reduce),
                     sent.total() * static_cast<double>(reduced_bytes));
         }
-        const auto link = partition::link_traffic(
+        const auto link = paper::link_traffic(
             grid.all(), numel,
             {.sharding = sharded, .micro_batches = k, .gradients = {.bits = 8 * reduced_bytes}});
         EXPECT_EQ(
@@ -199,8 +200,8 @@ TEST(Costs, OfReplicasAreThoseOfABlock) {
   EXPECT_EQ(memory.parameters, 2 * hybrid.layout.numel() / 8);
   const auto traffic = planned_traffic(hybrid.step);
   const auto link =
-      partition::link_traffic({512, 8}, hybrid.layout.numel(),
-                              {.hybrid = true, .gradients = {.bits = 32}});  // a block's sums
+      paper::link_traffic({512, 8}, hybrid.layout.numel(),
+                          {.hybrid = true, .gradients = {.bits = 32}});  // a block's sums
   EXPECT_EQ(traffic.reduce_scatter_link * 8, link.reduce);
   // Sums go back in the dtype that the update reads, and no parameter leaves a block.
   EXPECT_EQ(traffic.all_gather_link * 8, link.gather / 2);
@@ -221,11 +222,11 @@ TEST(Form, KeepsOneDecisionForEachDtype) {
   // A bucket of one pass is bf16, its sum fp32.
   EXPECT_EQ(form().collected, at::kBFloat16);
   EXPECT_EQ(form().reduced, at::kBFloat16);
-  EXPECT_EQ(form().sent(true), at::kBFloat16);
-  EXPECT_EQ(form().sum(true), at::kFloat);
+  EXPECT_EQ(form().sent_dtype(true), at::kBFloat16);
+  EXPECT_EQ(form().sum_dtype(true), at::kFloat);
   EXPECT_FALSE(form().converts());
   // Another's backend sends what it adds.
-  EXPECT_EQ(form({.ranks = {.widens_in_block = true}}).sent(true), at::kFloat);
+  EXPECT_EQ(form({.ranks = {.widens_in_shard_group = true}}).sent_dtype(true), at::kFloat);
   // Stage 1 adds passes up in fp32, and sends that, or what the configuration says.
   c.stage = 1;
   EXPECT_EQ(form().collected, at::kFloat);

@@ -225,7 +225,7 @@ TEST(EightBitStates, AreRefusedOfUpdatesInTwoPasses) {
                   Engine engine(std::make_shared<Net>(), optimizer,
                                 with_states(config(0), StateFormat::eight_bit));
                 }),
-                AllOf(HasSubstr("data_types.optimizer_state_dtype"), HasSubstr("two passes")));
+                AllOf(HasSubstr("data_types.optimizer_state_dtype"), HasSubstr("two sweeps")));
   }
 }
 

@@ -18,6 +18,7 @@
 
 #include "tests/engine/net.h"
 #include "tests/support/message_of.h"
+#include "tests/support/paper_traffic.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -194,12 +195,12 @@ TEST(EngineTraffic, BetweenHostsIsTheFormula) {
                 const partition::Wire wire{bf16 ? 16 : 32};
                 int64_t psi = 0;
                 for (const auto& unit : engine.layout().units()) psi += unit.numel;
-                const auto whole =
-                    link_traffic(cluster, psi,
-                                 {.sharding = partition::sharding_of_stage(stage),
-                                  .micro_batches = k,
-                                  .parameters = wire,
-                                  .gradients = stage < 2 && k > 1 ? partition::kWireFp32 : wire});
+                const auto whole = paper::link_traffic(
+                    cluster, psi,
+                    {.sharding = partition::sharding_of_stage(stage),
+                     .micro_batches = k,
+                     .parameters = wire,
+                     .gradients = stage < 2 && k > 1 ? partition::kWireFp32 : wire});
                 EXPECT_EQ((formula.all_gather_link + formula.reduce_scatter_link +
                            formula.all_reduce_link) *
                               ranks_a_host,

@@ -11,11 +11,13 @@
 
 #include "tests/engine/worlds.h"
 #include "tests/support/message_of.h"
+#include "tests/support/paper_traffic.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero {
 namespace {
@@ -110,12 +112,12 @@ TEST(HybridSharding, SendsBetweenHostsTheFormulaOfAnAllReduceOfGradients) {
             // Sums of several micro-batches are fp32.
             const partition::Wire wire{bf16 && k == 1 ? 16 : 32};
             const auto whole =
-                partition::link_traffic({world.hosts, world.ranks_a_host}, engine.layout().numel(),
-                                        {.sharding = partition::sharding_of_stage(stage),
-                                         .hybrid = true,
-                                         .deferred = true,
-                                         .micro_batches = k,
-                                         .gradients = wire});
+                paper::link_traffic({world.hosts, world.ranks_a_host}, engine.layout().numel(),
+                                    {.sharding = partition::sharding_of_stage(stage),
+                                     .hybrid = true,
+                                     .deferred = true,
+                                     .micro_batches = k,
+                                     .gradients = wire});
             EXPECT_EQ(
                 (formula.all_gather_link + formula.reduce_scatter_link + formula.all_reduce_link) *
                     world.ranks_a_host,

@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "tests/engine/worlds.h"
+#include "tests/support/paper_traffic.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gathered.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero {
 namespace {
@@ -111,12 +113,12 @@ TEST(KeptParameters, CrossBetweenHostsOnceAStepByTheFormula) {
             return quantise ? partition::Wire{.bits = bits, .block = c.quantised.block}
                             : partition::Wire{.bits = bf16 ? 16 : 32};
           };
-          const auto whole = partition::link_traffic({2, 2}, engine.layout().numel(),
-                                                     {.sharding = partition::sharding_of_stage(3),
-                                                      .kept = true,
-                                                      .micro_batches = k,
-                                                      .parameters = wire(8),
-                                                      .gradients = wire(4)});
+          const auto whole = paper::link_traffic({2, 2}, engine.layout().numel(),
+                                                 {.sharding = partition::sharding_of_stage(3),
+                                                  .kept = true,
+                                                  .micro_batches = k,
+                                                  .parameters = wire(8),
+                                                  .gradients = wire(4)});
           EXPECT_EQ(formula.all_gather_link * 2, whole.gather);
           EXPECT_EQ(formula.reduce_scatter_link * 2, whole.reduce);
           EXPECT_EQ(gathers.logical_bytes, formula.all_gather);

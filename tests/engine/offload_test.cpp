@@ -179,7 +179,7 @@ TEST(EngineOffload, ADelayedUpdateIsAPlainLoopThatDelaysByOneStep) {
   expect_equal(after_delayed_steps(c, 1), expected);
 }
 
-TEST(EngineOffload, ADelayedUpdateIsCompletedBeforeStatesAreSavedOrWritten) {
+TEST(EngineOffload, ADelayedUpdateIsCompletedBeforeStatesAreReadOrWritten) {
   const TemporaryFolder folder;
   for (const bool there : {false, true}) {
     run_as_threads(2, [&](auto group) {

@@ -1,5 +1,5 @@
 // Every optimizer in the engine: results do not depend on stages, slices, tiers, schedules or
-// threads; memory and what the ranks exchange between two passes are the formulas; states save and
+// threads; memory and what the ranks exchange between two sweeps are the formulas; states save and
 // load.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/optim/exact_sum.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 namespace {
@@ -349,7 +349,7 @@ struct Empty : nn::Module {
   std::vector<at::Tensor> all;
 };
 
-TEST(TwoPasses, AUnitWithoutElementsChangesNothing) {
+TEST(TwoSweeps, AUnitWithoutElementsChangesNothing) {
   const auto after = [](const Optimizer& optimizer, int stage, bool more) {
     return of_rank_zero(2, [&](auto group) {
       auto module = std::make_shared<Empty>(more);

@@ -12,7 +12,7 @@
 #include "zero/config/settings.h"
 #include "zero/engine/engine.h"
 #include "zero/paging/pager.h"
-#include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero {
 namespace {

@@ -16,7 +16,7 @@
 #include "zero/comm/group.h"
 #include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/paging/pager.h"
 #include "zero/paging/simulation.h"
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/engine/worlds.h"
+#include "tests/support/paper_traffic.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/partition/formulas.h"
@@ -235,14 +236,13 @@ TEST(EngineQuantised, TrafficBetweenHostsIsTheFormula) {
                     formula.all_gather_link);
           EXPECT_EQ(group->traffic().count(Collective::reduce_scatter).link_bytes,
                     formula.reduce_scatter_link);
-          partition::LinkTraffic whole;
+          paper::LinkTraffic whole;
           for (const auto& unit : engine.layout().units()) {
-            const auto of_unit =
-                partition::link_traffic({world.hosts, world.ranks_a_host}, unit.numel,
-                                        {.sharding = partition::sharding_of_stage(3),
-                                         .micro_batches = k,
-                                         .parameters = {.bits = 8, .block = 128},
-                                         .gradients = {.bits = 4, .block = 128}});
+            const auto of_unit = paper::link_traffic({world.hosts, world.ranks_a_host}, unit.numel,
+                                                     {.sharding = partition::sharding_of_stage(3),
+                                                      .micro_batches = k,
+                                                      .parameters = {.bits = 8, .block = 128},
+                                                      .gradients = {.bits = 4, .block = 128}});
             whole.gather += of_unit.gather;
             whole.reduce += of_unit.reduce;
           }

@@ -40,7 +40,7 @@ def main():
     folder, name, state, out = sys.argv[1:]
     folder = pathlib.Path(folder)
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    assert (manifest["format"], manifest["version"]) == ("libzero checkpoint", 2)
+    assert manifest["format"] == "libzero checkpoint" and manifest["version"] in (2, 3)
     for file in manifest["files"]:
         assert (folder / file["name"]).stat().st_size == file["bytes"]
     shape, form, values = read_state(folder, manifest, name, state)

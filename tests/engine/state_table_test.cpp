@@ -27,7 +27,7 @@ struct Table {
   partition::Layout layout{
       {{.name = "weight", .numel = kUnit + 100, .element_bytes = 4, .kind = 0}}, 1, 1 << 24};
   Placement placement{.sharded = {}, .all = comm::single()};
-  DeviceLink link;
+  DeviceCopier copier;
   std::unique_ptr<StateTable> table;
 
   explicit Table(UnitPlan plan) {
@@ -42,7 +42,7 @@ struct Table {
           store::DiskTier::Options{.folders = {folder.path()}, .file = {}},
           placement.all->ledger());
     }
-    table = std::make_unique<StateTable>(layout, std::vector{plan}, placement, link,
+    table = std::make_unique<StateTable>(layout, std::vector{plan}, placement, copier,
                                          std::move(disk), StateTable::Options{});
   }
 };
@@ -52,7 +52,7 @@ std::vector<std::pair<std::string, UnitPlan>> plans() {
   const auto add = [&](const std::string& name, UnitPlan plan) {
     const auto at = [&](const std::string& where, Tier parameters, Tier states) {
       plan.parameters_at = parameters;
-      plan.states_at = states;
+      plan.optimizer_at = states;
       all.emplace_back(name + where, plan);
     };
     at(", on the device", Tier::device, Tier::device);

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Options of other programs: torchrun, mpirun, srun, sbatch, cmake, zero_bench, the benchmarks' own scripts.
-OTHERS = {"--elements", "--parameters", "--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--kills", "--signal", "--version"}
+# Options of other programs: torchrun, mpirun, srun, sbatch, docker, cmake, zero_bench, the benchmarks' own scripts.
+OTHERS = {"--elements", "--parameters", "--nproc-per-node", "--no-python", "--ntasks", "--allow-run-as-root", "--oversubscribe", "--install", "--prefix", "--build", "--preset", "--kills", "--signal", "--version", "--in-memory", "--shm-size"}
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 

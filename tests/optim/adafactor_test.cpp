@@ -14,7 +14,7 @@
 #include "tests/support/instruction_sets.h"
 #include "zero/optim/factors.h"
 #include "zero/optim/optimizer.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 namespace {
@@ -219,19 +219,20 @@ TEST(Factors, WhatIsNotFiniteStaysInItsRowsAndColumns) {
   EXPECT_TRUE(std::isnan(squares.value()));
 }
 
-/// One update of a matrix by both passes.
+/// One update of a matrix by both sweeps.
 void update_matrix(const Adafactor& adafactor, int64_t step, const at::Tensor& master,
                    const at::Tensor& gradient, const at::Tensor& row_var,
                    const at::Tensor& col_var) {
   const auto direction = torch::empty_like(master);
   Findings findings{.direction = floats(direction)};
-  Range range{.numel = master.numel(), .master = floats(master), .gradient = floats(gradient)};
-  first_pass(adafactor, step, 1, range, findings);
+  Operands operands{
+      .numel = master.numel(), .master = floats(master), .gradient = floats(gradient)};
+  first_sweep(adafactor, step, 1, operands, findings);
   factored_directions(adafactor, step, factors_of(master), floats(direction), floats(row_var),
                       floats(col_var), findings.norms.update);
-  range.gradient = floats(direction);
-  second_pass(adafactor, step, adafactor.lr, ratio(adafactor, findings.norms, master.numel()),
-              range);
+  operands.gradient = floats(direction);
+  second_sweep(adafactor, step, adafactor.lr, ratio(adafactor, findings.norms, master.numel()),
+               operands);
 }
 
 const std::vector<Adafactor>& values() {
@@ -302,12 +303,12 @@ TEST(Adafactor, TwentyUpdatesAreTheFormulaInDouble) {
           EXPECT_TRUE(torch::allclose(made, u, 1e-12, 1e-14));
           update_matrix(adafactor, t, master, gradient, row_var, col_var);
         } else {
-          Range range{.numel = 960, .master = floats(master), .gradient = floats(gradient)};
-          range.state[0] = floats(variance);
-          update(vector, t, vector.lr, 1, range);
-          ExactRange of{.numel = 960,
-                        .weights = exact.mutable_data_ptr<double>(),
-                        .gradient = g.const_data_ptr<double>()};
+          Operands operands{.numel = 960, .master = floats(master), .gradient = floats(gradient)};
+          operands.state[0] = floats(variance);
+          update(vector, t, vector.lr, 1, operands);
+          ExactOperands of{.numel = 960,
+                           .weights = exact.mutable_data_ptr<double>(),
+                           .gradient = g.const_data_ptr<double>()};
           of.state[0] = in_double.mutable_data_ptr<double>();
           update_exact(vector, t, vector.lr, of);
           EXPECT_TRUE(torch::allclose(exact, p, 1e-12, 1e-14)) << t;
@@ -333,9 +334,9 @@ TEST(Adafactor, NeverDividesByAMomentOfZero) {
     EXPECT_TRUE(torch::equal(master, torch::ones({4, 6})));
     adafactor.factored = false;
     const auto variance = torch::zeros({24});
-    Range range{.numel = 24, .master = floats(master), .gradient = floats(gradient)};
-    range.state[0] = floats(variance);
-    update(adafactor, 1, adafactor.lr, 1, range);
+    Operands operands{.numel = 24, .master = floats(master), .gradient = floats(gradient)};
+    operands.state[0] = floats(variance);
+    update(adafactor, 1, adafactor.lr, 1, operands);
     EXPECT_TRUE(torch::equal(master, torch::ones({4, 6})));
   }
 }
@@ -354,31 +355,31 @@ TEST(Adafactor, PassesEqualTheReferenceInBits) {
         master.data()[i] = expected.data()[i] = numbers.next();
         narrow(from, dtype, i, numbers.next());
       }
-      const auto range = [&](Array<float>& weights) {
-        return Range{.numel = numel,
-                     .master = weights.data(),
-                     .gradient = from,
-                     .gradient_dtype = dtype,
-                     .gradient_limit = 0.25F};
+      const auto operands = [&](Array<float>& weights) {
+        return Operands{.numel = numel,
+                        .master = weights.data(),
+                        .gradient = from,
+                        .gradient_dtype = dtype,
+                        .gradient_limit = 0.25F};
       };
       std::vector<float> plain(static_cast<size_t>(numel));
       Findings wanted{.direction = plain.data()};
-      first_pass_reference(adafactor, 1, 0.37, range(expected), wanted);
-      auto second = range(expected);
+      first_sweep_reference(adafactor, 1, 0.37, operands(expected), wanted);
+      auto second = operands(expected);
       second.gradient = plain.data();
       second.gradient_dtype = c10::ScalarType::Float;
-      second_pass_reference(adafactor, 1, 0.1, 1.5, second);
+      second_sweep_reference(adafactor, 1, 0.1, 1.5, second);
       on_each_instruction_set([&](const char* instructions) {
         auto weights = master;
         std::vector<float> fast(plain.size());
         Findings found{.direction = fast.data()};
-        first_pass(adafactor, 1, 0.37, range(weights), found);
+        first_sweep(adafactor, 1, 0.37, operands(weights), found);
         EXPECT_EQ(found.norms.weights.value(), wanted.norms.weights.value()) << instructions;
-        auto then = range(weights);
+        auto then = operands(weights);
         then.gradient = fast.data();
         then.gradient_dtype = c10::ScalarType::Float;
         then.gradient_limit = std::numeric_limits<float>::infinity();
-        second_pass(adafactor, 1, 0.1, 1.5, then);
+        second_sweep(adafactor, 1, 0.1, 1.5, then);
         for (int64_t i = 0; i < numel; ++i) {
           const auto at = static_cast<size_t>(i);
           ASSERT_TRUE(same(fast[at], plain[at])) << instructions;

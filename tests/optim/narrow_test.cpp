@@ -29,22 +29,22 @@ struct Shard {
     };
     fill(weights.data(), kBf16, 1, false);
     fill(gradient.data(), kBf16, 2, false);
-    range = {.wide = {.numel = numel, .gradient = gradient.data(), .gradient_dtype = kBf16},
-             .weights = weights.data(),
-             .state_format = states == kBf16 ? StateFormat::bf16 : StateFormat::fp32,
-             .key = rounding_key(3, 7),
-             .first = 64};
+    operands = {.wide = {.numel = numel, .gradient = gradient.data(), .gradient_dtype = kBf16},
+                .weights = weights.data(),
+                .state_format = states == kBf16 ? StateFormat::bf16 : StateFormat::fp32,
+                .key = rounding_key(3, 7),
+                .first = 64};
     const auto names = state_names(optimizer);
     for (size_t i = 0; i < names.size(); ++i) {
       state[i].resize(2 * weights.size());
       const bool squares = names[i] == "exp_avg_sq" || names[i] == "sum";
       fill(state[i].data(), states, 3 + static_cast<uint32_t>(i), squares);
-      range.state[i] = state[i].data();
+      operands.state[i] = state[i].data();
     }
   }
   std::vector<uint16_t> weights, gradient;
   std::array<std::vector<uint16_t>, 2> state;  // fp32 ones take two places
-  NarrowRange range;
+  NarrowOperands operands;
 };
 
 const std::vector<Optimizer>& optimizers() {
@@ -56,7 +56,7 @@ const std::vector<Optimizer>& optimizers() {
 // NaN may be another NaN in fp32.
 void expect_same(const Shard& a, const Shard& b, bool special) {
   EXPECT_EQ(a.weights, b.weights);
-  if (special && a.range.state_format != StateFormat::bf16) return;
+  if (special && a.operands.state_format != StateFormat::bf16) return;
   EXPECT_EQ(a.state, b.state);
 }
 
@@ -68,8 +68,8 @@ TEST(NarrowUpdate, HasTheBitsOfTheReferenceOnEveryInstructionSet) {
           for (const int64_t numel : {1, 15, 16, 1000, 2047, 2049, 70000}) {
             Shard fast(optimizer, numel, states, special);
             Shard plain(optimizer, numel, states, special);
-            update(optimizer, 7, 1e-3, 0.5, fast.range);
-            update_reference(optimizer, 7, 1e-3, 0.5, plain.range);
+            update(optimizer, 7, 1e-3, 0.5, fast.operands);
+            update_reference(optimizer, 7, 1e-3, 0.5, plain.operands);
             expect_same(fast, plain, special);
           }
         }
@@ -84,10 +84,10 @@ TEST(NarrowUpdate, IsTheSameInSlices) {
   for (const int64_t cut : {1, 17, 1024, 2048, 4000}) {
     Shard whole(optimizer, 5000, kBf16, false);
     Shard parts(optimizer, 5000, kBf16, false);
-    update(optimizer, 3, 1e-2, 1, whole.range);
-    auto first = parts.range;
+    update(optimizer, 3, 1e-2, 1, whole.operands);
+    auto first = parts.operands;
     first.wide.numel = cut;
-    auto second = parts.range;
+    auto second = parts.operands;
     second.wide.numel -= cut;
     second.first += cut;
     second.weights += cut;
@@ -104,9 +104,9 @@ TEST(NarrowUpdate, IsTheSameWhereNumbersPassFourThousandMillion) {
   for (const int64_t before : {1, 700, 2048, 3000}) {
     Shard fast(optimizer, 5000, kBf16, false);
     Shard plain(optimizer, 5000, kBf16, false);
-    fast.range.first = plain.range.first = (int64_t{1} << 32) - before;
-    update(optimizer, 3, 1e-2, 1, fast.range);
-    update_reference(optimizer, 3, 1e-2, 1, plain.range);
+    fast.operands.first = plain.operands.first = (int64_t{1} << 32) - before;
+    update(optimizer, 3, 1e-2, 1, fast.operands);
+    update_reference(optimizer, 3, 1e-2, 1, plain.operands);
     expect_same(fast, plain, false);
   }
 }

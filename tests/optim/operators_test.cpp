@@ -13,7 +13,7 @@
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/optim/operators.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 namespace {
@@ -24,13 +24,14 @@ TEST(UpdateOperator, EqualsTheReferenceInBits) {
       for (const auto parameter : dtypes()) {
         Shard expected(optimizer, 1003, 1, gradient, parameter, true);
         Shard shard(optimizer, 1003, 1, gradient, parameter, true);
-        expected.range.gradient_limit = shard.range.gradient_limit = 0.01F;
+        expected.operands.gradient_limit = shard.operands.gradient_limit = 0.01F;
         if (reach(optimizer) != Reach::element) {
-          EXPECT_THROW(enqueue_update(optimizer, 2, lr(optimizer), 0.37, shard.range), ConfigError);
+          EXPECT_THROW(enqueue_update(optimizer, 2, lr(optimizer), 0.37, shard.operands),
+                       ConfigError);
           continue;
         }
-        update_reference(optimizer, 2, lr(optimizer), 0.37, expected.range);
-        enqueue_update(optimizer, 2, lr(optimizer), 0.37, shard.range);
+        update_reference(optimizer, 2, lr(optimizer), 0.37, expected.operands);
+        enqueue_update(optimizer, 2, lr(optimizer), 0.37, shard.operands);
         expect_same(shard, expected, name);
       }
     }
@@ -45,7 +46,8 @@ TEST(UpdateOperator, RefusesTensorsThatDoNotGoTogether) {
   const auto why = [&](const at::Tensor& gradient, const at::Tensor& master,
                        const std::optional<at::Tensor>& parameter,
                        const std::vector<at::Tensor>& states) {
-    return message_of<std::exception>([&] { range_of(call, gradient, master, parameter, states); });
+    return message_of<std::exception>(
+        [&] { operands_of(call, gradient, master, parameter, states); });
   };
   using ::testing::HasSubstr;
   EXPECT_EQ(why(low, wide, low, {wide}), "nothing was thrown");

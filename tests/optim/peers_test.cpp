@@ -15,7 +15,7 @@
 #include "tests/support/run_program.h"
 #include "zero/optim/factors.h"
 #include "zero/optim/optimizer.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 namespace {
@@ -69,29 +69,30 @@ std::vector<double> weights_of(const Optimizer& optimizer) {
   for (int64_t step = 1; step <= 20; ++step) {
     const auto phase = 1.3 * static_cast<double>(step);
     const auto gradient = ((index.square() * 0.013 + phase).cos() * 0.5).to(torch::kFloat);
-    Range range{.numel = 400,
-                .master = master.mutable_data_ptr<float>(),
-                .gradient = gradient.const_data_ptr<float>()};
-    for (size_t s = 0; s < states.size(); ++s) range.state[s] = states[s].mutable_data_ptr<float>();
+    Operands operands{.numel = 400,
+                      .master = master.mutable_data_ptr<float>(),
+                      .gradient = gradient.const_data_ptr<float>()};
+    for (size_t s = 0; s < states.size(); ++s)
+      operands.state[s] = states[s].mutable_data_ptr<float>();
     if (const auto* muon = std::get_if<Muon>(&optimizer)) {
       const auto direction = torch::zeros({25, 16});
       Findings findings{.direction = direction.mutable_data_ptr<float>()};
-      first_pass(optimizer, step, 1, range, findings);
+      first_sweep(optimizer, step, 1, operands, findings);
       orthogonalise(direction, muon->ns_steps);
-      range.gradient = direction.const_data_ptr<float>();
-      second_pass(optimizer, step, muon->lr, ratio(25, 16), range);
+      operands.gradient = direction.const_data_ptr<float>();
+      second_sweep(optimizer, step, muon->lr, ratio(25, 16), operands);
     } else if (const auto* adafactor = std::get_if<Adafactor>(&optimizer);
                adafactor && adafactor->factored) {
       const auto direction = torch::zeros({25, 16});
       Findings findings{.direction = direction.mutable_data_ptr<float>()};
-      first_pass(optimizer, step, 1, range, findings);
+      first_sweep(optimizer, step, 1, operands, findings);
       factored_directions(*adafactor, step, Factors({25, 16}, {16, 1}), findings.direction,
                           rows.mutable_data_ptr<float>(), columns.mutable_data_ptr<float>(),
                           findings.norms.update);
-      range.gradient = findings.direction;
-      second_pass(optimizer, step, adafactor->lr, ratio(optimizer, findings.norms, 400), range);
+      operands.gradient = findings.direction;
+      second_sweep(optimizer, step, adafactor->lr, ratio(optimizer, findings.norms, 400), operands);
     } else {
-      update(optimizer, step, lr(optimizer), 1, range);
+      update(optimizer, step, lr(optimizer), 1, operands);
     }
   }
   const auto* values = master.const_data_ptr<float>();

@@ -167,21 +167,21 @@ struct Shard {
         lower(master.size()),
         parameter(master.size()) {
     split(master.data(), parameter.data(), lower.data(), numel);
-    range.wide = {.numel = numel, .gradient = gradient.data()};
+    operands.wide = {.numel = numel, .gradient = gradient.data()};
     if (weights == Weights::narrow) {
-      range.weights = parameter.data();
+      operands.weights = parameter.data();
     } else if (weights == Weights::split) {
-      range.wide.lower = lower.data();
+      operands.wide.lower = lower.data();
     } else {
-      range.wide.master = master.data();
+      operands.wide.master = master.data();
     }
     if (weights == Weights::split || weights == Weights::copied) {
-      range.wide.parameter = parameter.data();
-      range.wide.parameter_dtype = c10::ScalarType::BFloat16;
+      operands.wide.parameter = parameter.data();
+      operands.wide.parameter_dtype = c10::ScalarType::BFloat16;
     }
-    range.state_format = format;
-    range.key = rounding_key(3, 7);
-    range.first = 128;
+    operands.state_format = format;
+    operands.key = rounding_key(3, 7);
+    operands.first = 128;
     const auto signs = state_signs(optimizer);
     for (size_t i = 0; i < state_names(optimizer).size(); ++i) {
       const auto values = numbers(numel, 3 + static_cast<uint32_t>(i), signs[i], special);
@@ -191,13 +191,13 @@ struct Shard {
       } else {
         split(values.data(), reinterpret_cast<uint16_t*>(state[i].data()), nullptr, numel);
       }
-      range.state[i] = state[i].data();
+      operands.state[i] = state[i].data();
     }
   }
   void expect_same(const Shard& other, bool special) const {
     EXPECT_EQ(state, other.state);
     // NaN may be another NaN in fp32, and in the upper half of it.
-    if (!special || range.wide.lower == nullptr) {
+    if (!special || operands.wide.lower == nullptr) {
       EXPECT_EQ(parameter, other.parameter);
     }
     if (special) return;
@@ -207,7 +207,7 @@ struct Shard {
   std::vector<float> master, gradient;
   std::vector<uint16_t> lower, parameter;
   std::array<std::vector<std::byte>, kMostStates> state;
-  NarrowRange range;
+  NarrowOperands operands;
 };
 
 TEST(EightBitUpdate, HasTheBitsOfTheReferenceOnEveryInstructionSet) {
@@ -220,8 +220,8 @@ TEST(EightBitUpdate, HasTheBitsOfTheReferenceOnEveryInstructionSet) {
             for (const int64_t numel : {1, 100, 2049, 5000}) {
               Shard fast(optimizer, numel, weights, format, special);
               Shard plain(optimizer, numel, weights, format, special);
-              update(optimizer, 7, 1e-3, 0.5, fast.range);
-              update_reference(optimizer, 7, 1e-3, 0.5, plain.range);
+              update(optimizer, 7, 1e-3, 0.5, fast.operands);
+              update_reference(optimizer, 7, 1e-3, 0.5, plain.operands);
               fast.expect_same(plain, special);
             }
           }
@@ -238,11 +238,11 @@ TEST(EightBitUpdate, IsTheSameInSlicesOfBlocks) {
       const auto format = StateFormat::eight_bit;
       Shard whole(optimizer, 5000, weights, format, false);
       Shard parts(optimizer, 5000, weights, format, false);
-      update(optimizer, 3, 1e-2, 1, whole.range);
-      auto first = parts.range;
+      update(optimizer, 3, 1e-2, 1, whole.operands);
+      auto first = parts.operands;
       first.wide.numel = cut;
       update(optimizer, 3, 1e-2, 1, first);
-      auto second = parts.range;
+      auto second = parts.operands;
       second.wide.numel -= cut;
       second.first += cut;
       if (second.weights) second.weights += cut;
@@ -267,12 +267,12 @@ TEST(EightBitUpdate, SmallChangesAreRightOnAverage) {
   std::vector<float> gradient(kCount, 0.05F);
   auto blocks = encoded(std::vector<float>(kCount, 1.0F), Sign::positive);
   for (int step = 1; step <= 40; ++step) {
-    NarrowRange range{
+    NarrowOperands operands{
         .wide = {.numel = kCount, .master = weights.data(), .gradient = gradient.data()},
         .state = {blocks.data(), nullptr},
         .state_format = StateFormat::eight_bit,
         .key = rounding_key(0, step)};
-    update(optimizer, step, 0, 1, range);
+    update(optimizer, step, 0, 1, operands);
   }
   double sum = 0;
   for (const float value : decoded(blocks, kCount, Sign::positive)) sum += value;
@@ -344,10 +344,10 @@ Away away(double decades, const Code& code) {
     const auto update_of = [&](std::vector<float>& to, std::array<std::vector<float>, 2>& from) {
       std::fill(to.begin(), to.end(), 0.0F);
       update(adam, step, 1, 1,
-             Range{.numel = kCount,
-                   .master = to.data(),
-                   .state = {from[0].data(), from[1].data()},
-                   .gradient = gradient.data()});
+             Operands{.numel = kCount,
+                      .master = to.data(),
+                      .state = {from[0].data(), from[1].data()},
+                      .gradient = gradient.data()});
     };
     update_of(exact, moments);
     update_of(weights, coded);

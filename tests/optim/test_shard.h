@@ -12,7 +12,7 @@
 
 namespace zero::optim {
 
-/// The arrays of one Range, filled with the same numbers for the same seed.
+/// The arrays of Operands, filled with the same numbers for the same seed.
 struct Shard {
   Shard(const Optimizer& optimizer, int64_t numel, int64_t offset, c10::ScalarType gradient_dtype,
         c10::ScalarType parameter_dtype, bool special)
@@ -22,56 +22,57 @@ struct Shard {
         gradient(numel, offset),
         gradient16(numel, offset + 3),
         parameter(numel, offset + 1) {
-    range.numel = numel;
-    range.master = master.data();
+    operands.numel = numel;
+    operands.master = master.data();
     const auto states = state_names(optimizer).size();
-    if (states > 0) range.state[0] = first.data();
-    if (states > 1) range.state[1] = second.data();
-    range.gradient_dtype = gradient_dtype;
-    range.gradient = gradient_dtype == c10::ScalarType::Float
-                         ? static_cast<void*>(gradient.data())
-                         : static_cast<void*>(gradient16.data());
+    if (states > 0) operands.state[0] = first.data();
+    if (states > 1) operands.state[1] = second.data();
+    operands.gradient_dtype = gradient_dtype;
+    operands.gradient = gradient_dtype == c10::ScalarType::Float
+                            ? static_cast<void*>(gradient.data())
+                            : static_cast<void*>(gradient16.data());
     if (parameter_dtype != c10::ScalarType::Float) {
-      range.parameter = parameter.data();
-      range.parameter_dtype = parameter_dtype;
+      operands.parameter = parameter.data();
+      operands.parameter_dtype = parameter_dtype;
     }
     Numbers weights(1, special), m(2, special), v(3, special);
     for (int64_t i = 0; i < numel; ++i) {
-      range.master[i] = weights.next();
+      operands.master[i] = weights.next();
       first.data()[i] = m.next();
       const float square = v.next();
       second.data()[i] = square * square;
     }
-    if (range.parameter) {
+    if (operands.parameter) {
       for (int64_t i = 0; i < numel; ++i) parameter.data()[i] = 0xABCD;
     }
     new_gradient(4, special);
   }
   void new_gradient(uint32_t seed, bool special) {
     Numbers numbers(seed, special);
-    for (int64_t i = 0; i < range.numel; ++i) {
-      narrow(const_cast<void*>(range.gradient), range.gradient_dtype, i, numbers.next());
+    for (int64_t i = 0; i < operands.numel; ++i) {
+      narrow(const_cast<void*>(operands.gradient), operands.gradient_dtype, i, numbers.next());
     }
   }
   Array<float> master, first, second, gradient;
   Array<uint16_t> gradient16, parameter;
-  Range range;
+  Operands operands;
 };
 
 inline void expect_same(const Shard& a, const Shard& b, const std::string& what) {
-  for (int64_t i = 0; i < a.range.numel; ++i) {
-    ASSERT_TRUE(same(a.range.master[i], b.range.master[i]))
-        << what << " master " << i << ": " << a.range.master[i] << " and " << b.range.master[i];
+  for (int64_t i = 0; i < a.operands.numel; ++i) {
+    ASSERT_TRUE(same(a.operands.master[i], b.operands.master[i]))
+        << what << " master " << i << ": " << a.operands.master[i] << " and "
+        << b.operands.master[i];
     for (const int s : {0, 1}) {
-      if (!a.range.state[s]) continue;
-      ASSERT_TRUE(same(a.range.state[s][i], b.range.state[s][i]))
-          << what << " state " << s << " element " << i << ": " << a.range.state[s][i] << " and "
-          << b.range.state[s][i];
+      if (!a.operands.state[s]) continue;
+      ASSERT_TRUE(same(a.operands.state[s][i], b.operands.state[s][i]))
+          << what << " state " << s << " element " << i << ": " << a.operands.state[s][i] << " and "
+          << b.operands.state[s][i];
     }
-    if (a.range.parameter) {
-      ASSERT_TRUE(same(widen(a.range.parameter, a.range.parameter_dtype, i),
-                       widen(b.range.parameter, b.range.parameter_dtype, i)))
-          << what << " parameter " << i << " from " << a.range.master[i];
+    if (a.operands.parameter) {
+      ASSERT_TRUE(same(widen(a.operands.parameter, a.operands.parameter_dtype, i),
+                       widen(b.operands.parameter, b.operands.parameter_dtype, i)))
+          << what << " parameter " << i << " from " << a.operands.master[i];
     }
   }
   EXPECT_TRUE(a.master.guards_intact() && a.first.guards_intact() && a.second.guards_intact() &&

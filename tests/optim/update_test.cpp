@@ -24,7 +24,7 @@
 #include "zero/base/streaming.h"
 #include "zero/optim/halves.h"
 #include "zero/optim/optimizer.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 namespace {
@@ -41,13 +41,13 @@ TEST(Update, EqualsTheReferenceInBitsForEveryDtypeSizeAlignmentAndInstructionSet
             Shard expected(optimizer, numel, offset, gradient, parameter, special);
             for (const int64_t step : {1, 2, 3}) {
               expected.new_gradient(static_cast<uint32_t>(10 + step), special);
-              update_reference(optimizer, step, rate(optimizer), 0.37, expected.range);
+              update_reference(optimizer, step, rate(optimizer), 0.37, expected.operands);
             }
             on_each_instruction_set([&](const char* instructions) {
               Shard fast(optimizer, numel, offset, gradient, parameter, special);
               for (const int64_t step : {1, 2, 3}) {
                 fast.new_gradient(static_cast<uint32_t>(10 + step), special);
-                update(optimizer, step, rate(optimizer), 0.37, fast.range);
+                update(optimizer, step, rate(optimizer), 0.37, fast.operands);
               }
               expect_same(fast, expected,
                           name + " " + instructions + " " + c10::toString(gradient) + " to " +
@@ -64,7 +64,7 @@ TEST(Update, EqualsTheReferenceInBitsForEveryDtypeSizeAlignmentAndInstructionSet
 TEST(Update, CutsGradientsOffAtTheLimit) {
   for (const auto& [name, optimizer] : optimizers()) {
     Shard expected(optimizer, 1003, 2, c10::ScalarType::Float, c10::ScalarType::Float, false);
-    auto clipped = expected.range;
+    auto clipped = expected.operands;
     std::vector<float> gradient(1003);
     for (size_t i = 0; i < gradient.size(); ++i) {
       const float scaled = static_cast<const float*>(clipped.gradient)[i] * 0.5F;
@@ -73,13 +73,13 @@ TEST(Update, CutsGradientsOffAtTheLimit) {
     clipped.gradient = gradient.data();
     update_reference(optimizer, 2, rate(optimizer), 0.5, clipped);
     Shard plain(optimizer, 1003, 2, c10::ScalarType::Float, c10::ScalarType::Float, false);
-    plain.range.gradient_limit = 0.125F;
-    update_reference(optimizer, 2, rate(optimizer), 0.5, plain.range);
+    plain.operands.gradient_limit = 0.125F;
+    update_reference(optimizer, 2, rate(optimizer), 0.5, plain.operands);
     expect_same(plain, expected, name + " reference");
     on_each_instruction_set([&, &optimizer = optimizer, &name = name](const char* instructions) {
       Shard fast(optimizer, 1003, 2, c10::ScalarType::Float, c10::ScalarType::Float, false);
-      fast.range.gradient_limit = 0.125F;
-      update(optimizer, 2, rate(optimizer), 0.5, fast.range);
+      fast.operands.gradient_limit = 0.125F;
+      update(optimizer, 2, rate(optimizer), 0.5, fast.operands);
       expect_same(fast, expected, name + " " + instructions);
     });
   }
@@ -92,18 +92,18 @@ TEST(Update, DoesNotDependOnThreadsOrOnHowTheArrayIsCut) {
     const auto bf16 = c10::ScalarType::BFloat16;
     at::set_num_threads(1);
     Shard whole(optimizer, numel, 0, bf16, bf16, false);
-    update(optimizer, 2, rate(optimizer), 0.5, whole.range);
+    update(optimizer, 2, rate(optimizer), 0.5, whole.operands);
 
     at::set_num_threads(3);
     Shard threaded(optimizer, numel, 0, bf16, bf16, false);
-    update(optimizer, 2, rate(optimizer), 0.5, threaded.range);
+    update(optimizer, 2, rate(optimizer), 0.5, threaded.operands);
     expect_same(threaded, whole, name + " on 3 threads");
-    if (reach(optimizer) != Reach::element) continue;  // TwoPasses has its own
+    if (reach(optimizer) != Reach::element) continue;  // TwoSweeps has its own
 
     Shard cut(optimizer, numel, 0, bf16, bf16, false);
     int64_t piece = 1;
     for (int64_t begin = 0; begin < numel; begin += piece, piece = piece * 3 + 2) {
-      Range part = cut.range;
+      Operands part = cut.operands;
       part.numel = std::min(piece, numel - begin);
       part.master += begin;
       for (auto*& state : part.state) state = state ? state + begin : nullptr;
@@ -129,11 +129,11 @@ TEST(Update, EqualsTheReferenceInBitsForArraysLargerThanTheCaches) {
        {Case{AdamW{}, bf16, 31}, Case{AdamW{}, bf16, 0},
         Case{Sgd{.momentum = 0.9}, c10::ScalarType::Half, 31}}) {
     Shard expected(optimizer, numel, offset, bf16, parameter, false);
-    update_reference(optimizer, 2, rate(optimizer), 0.37, expected.range);
+    update_reference(optimizer, 2, rate(optimizer), 0.37, expected.operands);
     on_each_instruction_set([&, &optimizer = optimizer, parameter = parameter,
                              offset = offset](const char* instructions) {
       Shard fast(optimizer, numel, offset, bf16, parameter, false);
-      update(optimizer, 2, rate(optimizer), 0.37, fast.range);
+      update(optimizer, 2, rate(optimizer), 0.37, fast.operands);
       expect_same(fast, expected, instructions + (" at " + std::to_string(offset)));
     });
   }
@@ -182,37 +182,40 @@ TEST(Update, OfSplitMasterWeightsIsThatOfWholeOnes) {
       for (const int64_t numel : {1, 15, 33, 2050, 40001}) {
         Shard whole(optimizer, numel, numel % 5, gradient, c10::ScalarType::Float, false);
         for (const int64_t step : {1, 2, 3})
-          update_reference(optimizer, step, rate(optimizer), 0.37, whole.range);
+          update_reference(optimizer, step, rate(optimizer), 0.37, whole.operands);
         const auto check = [&](const auto& update_with, const std::string& what) {
           Shard halves(optimizer, numel, numel % 5, gradient, bf16, false);
           Array<uint16_t> lower(numel, numel % 3);
-          split(halves.range.master, halves.parameter.data(), lower.data(), numel);
-          auto range = halves.range;
-          range.master = nullptr;
-          range.lower = lower.data();
-          for (const int64_t step : {1, 2, 3}) update_with(step, range);
-          join(halves.parameter.data(), lower.data(), halves.range.master, numel);
+          split(halves.operands.master, halves.parameter.data(), lower.data(), numel);
+          auto operands = halves.operands;
+          operands.master = nullptr;
+          operands.lower = lower.data();
+          for (const int64_t step : {1, 2, 3}) update_with(step, operands);
+          join(halves.parameter.data(), lower.data(), halves.operands.master, numel);
           for (int64_t i = 0; i < numel; ++i) {
-            const auto bits = std::bit_cast<uint32_t>(whole.range.master[i]);
-            ASSERT_TRUE(same(halves.range.master[i], whole.range.master[i])) << what << " " << i;
+            const auto bits = std::bit_cast<uint32_t>(whole.operands.master[i]);
+            ASSERT_TRUE(same(halves.operands.master[i], whole.operands.master[i]))
+                << what << " " << i;
             ASSERT_EQ(halves.parameter.data()[i], (bits + 0x8000U) >> 16) << what << " " << i;
             for (const int s : {0, 1}) {
-              if (!whole.range.state[s]) continue;
-              ASSERT_TRUE(same(halves.range.state[s][i], whole.range.state[s][i])) << what;
+              if (!whole.operands.state[s]) continue;
+              ASSERT_TRUE(same(halves.operands.state[s][i], whole.operands.state[s][i])) << what;
             }
           }
           EXPECT_TRUE(lower.guards_intact() && halves.parameter.guards_intact()) << what;
         };
         const auto what = name + " " + c10::toString(gradient) + " numel " + std::to_string(numel);
         check(
-            [&, &optimizer = optimizer](int64_t step, const Range& range) {
-              update_reference(optimizer, step, rate(optimizer), 0.37, range);
+            [&, &optimizer = optimizer](int64_t step, const Operands& operands) {
+              update_reference(optimizer, step, rate(optimizer), 0.37, operands);
             },
             what + " reference");
         on_each_instruction_set([&, &optimizer = optimizer](const char* instructions) {
-          check([&](int64_t step,
-                    const Range& range) { update(optimizer, step, rate(optimizer), 0.37, range); },
-                what + " " + instructions);
+          check(
+              [&](int64_t step, const Operands& operands) {
+                update(optimizer, step, rate(optimizer), 0.37, operands);
+              },
+              what + " " + instructions);
         });
         if (HasFatalFailure()) return;
       }
@@ -285,13 +288,13 @@ void expect_like_libtorch(const Optimizer& ours, const Make& make) {
       const auto gradient = torch::randn_like(masters[i]);
       theirs[i].mutable_grad() = gradient;
       const auto scaled = gradient * 8;
-      Range range{.numel = masters[i].numel(),
-                  .master = masters[i].mutable_data_ptr<float>(),
-                  .gradient = scaled.const_data_ptr<float>()};
+      Operands operands{.numel = masters[i].numel(),
+                        .master = masters[i].mutable_data_ptr<float>(),
+                        .gradient = scaled.const_data_ptr<float>()};
       for (size_t s = 0; s < state_names(ours).size(); ++s) {
-        range.state[s] = states[s][i].mutable_data_ptr<float>();
+        operands.state[s] = states[s][i].mutable_data_ptr<float>();
       }
-      update(ours, step, lr, 0.125, range);
+      update(ours, step, lr, 0.125, operands);
     }
     optimizer->step();
     for (size_t i = 0; i < theirs.size(); ++i) {
@@ -385,17 +388,17 @@ void expect_like_formula(
     const auto gradient = torch::randn({numel}, torch::kFloat);
     const auto wide = gradient.to(torch::kDouble);
     step_in_double(step, p, theirs, wide);
-    Range range{.numel = numel,
-                .master = master.mutable_data_ptr<float>(),
-                .gradient = gradient.const_data_ptr<float>()};
-    ExactRange in_double{.numel = numel,
-                         .weights = exact.mutable_data_ptr<double>(),
-                         .gradient = wide.const_data_ptr<double>()};
+    Operands operands{.numel = numel,
+                      .master = master.mutable_data_ptr<float>(),
+                      .gradient = gradient.const_data_ptr<float>()};
+    ExactOperands in_double{.numel = numel,
+                            .weights = exact.mutable_data_ptr<double>(),
+                            .gradient = wide.const_data_ptr<double>()};
     for (size_t s = 0; s < fast.size(); ++s) {
-      range.state[s] = fast[s].mutable_data_ptr<float>();
+      operands.state[s] = fast[s].mutable_data_ptr<float>();
       in_double.state[s] = doubles[s].mutable_data_ptr<double>();
     }
-    update(ours, step, lr(ours), 1, range);
+    update(ours, step, lr(ours), 1, operands);
     update_exact(ours, step, lr(ours), in_double);
     ASSERT_TRUE(torch::allclose(exact, p, 1e-12, 1e-14)) << "step " << step;
     ASSERT_TRUE(torch::allclose(master.to(torch::kDouble), p, tolerance, tolerance))
@@ -443,27 +446,27 @@ TEST(Update, LambIsDeepSpeeds) {
   }
 }
 
-TEST(TwoPasses, NormsDoNotDependOnHowAParameterIsCut) {
+TEST(TwoSweeps, NormsDoNotDependOnHowAParameterIsCut) {
   const int64_t numel = 70001;
   const Optimizer lamb = Lamb{.lr = 1e-2, .weight_decay = 0.1};
   const auto bf16 = c10::ScalarType::BFloat16;
   Shard whole(lamb, numel, 0, bf16, bf16, false);
   Findings plain;
-  first_pass_reference(lamb, 2, 0.5, whole.range, plain);
+  first_sweep_reference(lamb, 2, 0.5, whole.operands, plain);
   on_each_instruction_set([&](const char* instructions) {
     for (const int64_t first_piece : {int64_t{64}, int64_t{640}, int64_t{70016}}) {
       Shard cut(lamb, numel, 0, bf16, bf16, false);
       Findings sum;
       int64_t piece = first_piece;
       for (int64_t begin = 0; begin < numel; begin += piece, piece *= 3) {
-        Range part = cut.range;
+        Operands part = cut.operands;
         part.numel = std::min(piece, numel - begin);
         part.master += begin;
         for (auto& state : part.state) state += begin;
         part.gradient = static_cast<const uint16_t*>(part.gradient) + begin;
         part.parameter = static_cast<uint16_t*>(part.parameter) + begin;
         Findings found;
-        first_pass(lamb, 2, 0.5, part, found);
+        first_sweep(lamb, 2, 0.5, part, found);
         sum.norms.add(found.norms);
       }
       EXPECT_EQ(sum.norms.weights.value(), plain.norms.weights.value()) << instructions;
@@ -538,15 +541,15 @@ TEST(Muon, BothPassesAreTheFormula) {
     p = p * (1 - muon.lr * muon.weight_decay) - o * (muon.lr * std::sqrt(double{rows} / columns));
 
     auto direction = torch::zeros_like(master);
-    Range range{.numel = rows * columns,
-                .master = master.mutable_data_ptr<float>(),
-                .gradient = gradient.const_data_ptr<float>()};
-    range.state[0] = buffer.mutable_data_ptr<float>();
+    Operands operands{.numel = rows * columns,
+                      .master = master.mutable_data_ptr<float>(),
+                      .gradient = gradient.const_data_ptr<float>()};
+    operands.state[0] = buffer.mutable_data_ptr<float>();
     Findings findings{.direction = direction.mutable_data_ptr<float>()};
-    first_pass(muon, step, 1, range, findings);
+    first_sweep(muon, step, 1, operands, findings);
     orthogonalise(direction, muon.ns_steps);
-    range.gradient = direction.const_data_ptr<float>();
-    second_pass(muon, step, muon.lr, ratio(rows, columns), range);
+    operands.gradient = direction.const_data_ptr<float>();
+    second_sweep(muon, step, muon.lr, ratio(rows, columns), operands);
     ASSERT_TRUE(torch::allclose(master.to(torch::kDouble), p, 1e-4, 1e-4)) << step;
   }
 }
@@ -558,14 +561,14 @@ TEST(Muon, PassesEqualTheReferenceInBits) {
       Shard expected(muon, numel, 3, gradient, c10::ScalarType::BFloat16, false);
       std::vector<float> plain(static_cast<size_t>(numel));
       Findings wanted{.direction = plain.data()};
-      first_pass_reference(muon, 1, 0.37, expected.range, wanted);
-      second_pass_reference(muon, 1, 0.1, 1.5, expected.range);
+      first_sweep_reference(muon, 1, 0.37, expected.operands, wanted);
+      second_sweep_reference(muon, 1, 0.1, 1.5, expected.operands);
       on_each_instruction_set([&](const char* instructions) {
         Shard fast(muon, numel, 3, gradient, c10::ScalarType::BFloat16, false);
         std::vector<float> direction(static_cast<size_t>(numel));
         Findings found{.direction = direction.data()};
-        first_pass(muon, 1, 0.37, fast.range, found);
-        second_pass(muon, 1, 0.1, 1.5, fast.range);
+        first_sweep(muon, 1, 0.37, fast.operands, found);
+        second_sweep(muon, 1, 0.1, 1.5, fast.operands);
         expect_same(fast, expected, instructions);
         EXPECT_EQ(direction, plain) << instructions;
       });

@@ -6,10 +6,13 @@
 #include <array>
 #include <cmath>
 
+#include "tests/support/paper_traffic.h"
 #include "zero/base/error.h"
 
 namespace zero::partition {
 namespace {
+
+using paper::step_traffic;
 
 constexpr double kGigabyte = 1e9;
 

@@ -20,7 +20,7 @@ TEST(RankGrid, IsOneBlockWhereNothingElseIsSaid) {
   const RankGrid many{.hosts = 512, .ranks_a_host = 8};
   EXPECT_EQ(many.ranks(), 4096);
   EXPECT_EQ(many.replicas(), 1);
-  expect_cluster(many.block(), 512, 8);
+  expect_cluster(many.shard_group(), 512, 8);
   expect_cluster(many.same_slices(), 1, 1);
   EXPECT_EQ(many.place(4095), (RankGrid::Place{511, 7, 0, 4095}));
 }
@@ -28,16 +28,16 @@ TEST(RankGrid, IsOneBlockWhereNothingElseIsSaid) {
 // A block inside a host, of a host, and of several hosts.
 TEST(RankGrid, CrossesBlocksWithReplicas) {
   const RankGrid in_host{.hosts = 4, .ranks_a_host = 8, .shards = 2};
-  expect_cluster(in_host.block(), 1, 2);
+  expect_cluster(in_host.shard_group(), 1, 2);
   expect_cluster(in_host.same_slices(), 4, 4);
   const RankGrid of_host{.hosts = 4, .ranks_a_host = 8, .shards = 8};
-  expect_cluster(of_host.block(), 1, 8);
+  expect_cluster(of_host.shard_group(), 1, 8);
   expect_cluster(of_host.same_slices(), 4, 1);
   const RankGrid of_hosts{.hosts = 4, .ranks_a_host = 8, .shards = 16};
-  expect_cluster(of_hosts.block(), 2, 8);
+  expect_cluster(of_hosts.shard_group(), 2, 8);
   expect_cluster(of_hosts.same_slices(), 2, 1);
   for (const auto& grid : {in_host, of_host, of_hosts}) {
-    EXPECT_EQ(grid.block().ranks(), grid.shards);
+    EXPECT_EQ(grid.shard_group().ranks(), grid.shards);
     EXPECT_EQ(grid.same_slices().ranks(), grid.replicas());
     std::set<int64_t> met;
     for (int64_t rank = 0; rank < grid.ranks(); ++rank) {

@@ -27,6 +27,8 @@ from support import command, environment, equal, expect, main, ranks, shared_fol
 
 import libzero
 import libzero.lightning
+from libzero._checkpoints import Weights
+from libzero._loop import with_masters
 
 STAGES = (0, 1, 2, 3)
 SMALL = {"stage3_max_live_parameters": 0, "unit_bytes": 4096}
@@ -162,25 +164,29 @@ def trainer_of(strategy: Any, ranks: int, **more: Any) -> lightning.Trainer:
     return lightning.Trainer(**{**given, **more})
 
 
-def strategy_of(stage: int | str | None, **keywords: Any) -> Any:
+def strategy_of(stage: int | str | None, whole: bool = False, **keywords: Any) -> Any:
     if stage is None or isinstance(stage, str):
         return stage or "ddp"
-    return libzero.lightning.LibzeroStrategy({"zero_optimization": {"stage": stage, **SMALL}, **keywords})
+    config = {"zero_optimization": {"stage": stage, **SMALL}, **keywords}
+    return libzero.lightning.LibzeroStrategy(config, whole_checkpoints=whole)
 
 
 def fit(
     stage: int | str | None, group: Any, module: Any = None, resume: Any = None, samples: int = 56, config: Any = None,
-    **more: Any,
+    whole: bool = False, **more: Any,
 ) -> tuple[lightning.Trainer, Any]:
     """A run at a stage, or by a strategy of Lightning's."""
     module = module or Net()
-    trainer = trainer_of(strategy_of(stage, **(config or {})), group.size, **more)
+    trainer = trainer_of(strategy_of(stage, whole, **(config or {})), group.size, **more)
     trainer.fit(module, loader(samples, shuffle=group.size > 1), loader(24), ckpt_path=resume)
     return trainer, module
 
 
 def weights(trainer: lightning.Trainer) -> dict[str, torch.Tensor]:
-    return trainer.strategy.lightning_module_state_dict()
+    sharded = getattr(trainer.strategy, "sharded", None)
+    if sharded is None:
+        return trainer.strategy.lightning_module_state_dict()
+    return with_masters(sharded, trainer.lightning_module)
 
 
 def run(stage: int | str | None, group: Any, **more: Any) -> tuple[dict[str, list[float]], dict[str, torch.Tensor]]:
@@ -287,9 +293,10 @@ def test_bf16(group: Any) -> None:
 @ranks(2)
 def test_resume(group: Any) -> None:
     with shared_folder() as folder:
-        for name, more in (("fp32", {}), ("bf16", {"precision": "bf16-mixed"}), ("RMSprop", {})):
+        kinds: Any = (("fp32", {}), ("bf16", {"precision": "bf16-mixed"}), ("RMSprop", {}), ("whole", {"whole": True}))
+        for name, more in kinds:
             kind = "RMSprop" if name == "RMSprop" else "AdamW"
-            stages = (0, 1) if kind == "RMSprop" else STAGES
+            stages = (0, 1) if kind == "RMSprop" else (3,) if name == "whole" else STAGES
             last = stages[-1]
             saver = ModelCheckpoint(folder / name, filename="{epoch}", save_top_k=-1)
             trainer, module = fit(
@@ -297,21 +304,24 @@ def test_resume(group: Any) -> None:
             )
             whole, final = module.seen, weights(trainer)
             file = folder / name / "epoch=0.ckpt"
+            names = sorted(os.listdir(file)) if file.is_dir() else []
+            shards = ["manifest.json", "rank-0-of-2.safetensors", "rank-1-of-2.safetensors"]
+            assert names == (shards if name in ("fp32", "bf16") else []), (name, names)
             for stage in stages:
                 seen, values = run(stage, group, module=Net(kind), resume=file, **more)
                 rest = {key: value[-len(seen[key]) :] for key, value in whole.items()}
                 assert len(rest["loss"]) == 14, rest
                 equal((seen, values), (rest, final), f"{name}, resumed at stage {stage}")
         # Lightning without libzero reads it, and the other way round.
-        file = folder / "fp32" / "epoch=0.ckpt"
+        file = folder / "whole" / "epoch=0.ckpt"
         seen, _ = run(None, group, resume=file)
         near(seen, {key: value[-len(seen[key]) :] for key, value in run(3, group)[0].items()})
         fit(None, group, max_epochs=1)[0].save_checkpoint(folder / "plain.ckpt")
         near(run(3, group, resume=folder / "plain.ckpt")[0], seen)
-        module = Net.load_from_checkpoint(folder / "fp32" / "epoch=2.ckpt", weights_only=True)
+        module = Net.load_from_checkpoint(folder / "whole" / "epoch=2.ckpt", weights_only=True)
         if group.rank == 0:
-            expected = torch.load(folder / "fp32" / "epoch=2.ckpt", weights_only=True)["state_dict"]
-            equal(dict(module.state_dict()), dict(expected), "load_from_checkpoint")
+            expected = dict(Weights(folder / "fp32" / "epoch=2.ckpt"))
+            equal(dict(module.state_dict()), {name: expected[name] for name in module.state_dict()}, "both forms")
         group.barrier()
 
 
@@ -335,11 +345,13 @@ def test_around_fit(group: Any) -> None:
                     file = folder / f"{stage} {precision}" / f"epoch={epoch}.ckpt"
                     tested = trainer.test(module, loader(24), ckpt_path=file, verbose=False)
                     assert tested[0]["val"] == values[epoch + 1], (epoch, tested, values)
+                loaded, saved = weights(trainer), Weights(file)
                 if group.rank == 0:
-                    saved = torch.load(file, weights_only=True)["state_dict"]
-                    equal(weights(trainer), dict(saved), "what test() has loaded")
-                else:
-                    weights(trainer)
+                    assert set(loaded) == set(saved), (set(loaded), set(saved))
+                    equal(loaded, {name: saved[name] for name in loaded}, "what test() has loaded")
+                if precision == "32-true":  # a module that is not sharded takes it too
+                    fresh = trainer_of(strategy_of(stage), 2).validate(Net(), loader(24), file, verbose=False)
+                    assert fresh == [{"val": values[epoch + 1]}], (fresh, values)
                 predicted = torch.cat(trainer.predict(module, loader(24)))
                 assert predicted.shape == (12, 4), predicted.shape
                 strategy = trainer.strategy

@@ -276,6 +276,33 @@ def test_saves_go_on_at_other_stages(group: Any) -> None:
         group.barrier()
 
 
+@ranks(2)
+def test_a_save_leaves_a_delayed_update_delayed(group: Any) -> None:
+    more = settings(3)
+    more["zero_optimization"]["offload_optimizer"] = {"delayed_update_after": 1}
+    with support.shared_folder() as folder:
+
+        def run(first: int, saves: bool = False) -> Any:
+            model = Net()
+            opt = libzero.shard(model, OPTIMIZERS["AdamW"](model), more)
+            if first:
+                opt.load(folder / str(first))
+            seen = []
+            for step in range(first, 5):
+                seen += train(opt, model, step, 1, FIXED)
+                if saves:
+                    opt.save(folder / str(step + 1), background=step % 2 == 0)
+            opt.complete_save()
+            values = opt.full_state_dict()
+            opt.close()
+            return seen, values
+
+        seen, values = run(0)
+        support.equal(run(0, saves=True), (seen, values), "with saves")
+        support.equal(run(3), (seen[3:], values), "resumed")
+        group.barrier()
+
+
 @ranks(1, 2, 3)
 def test_configurations(group: Any) -> None:
     make = OPTIMIZERS["AdamW"]

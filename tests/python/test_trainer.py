@@ -4,12 +4,14 @@ Run alone it starts its ranks itself, by `zero launch` and by torchrun (ZERO_PRO
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 try:
@@ -109,7 +111,7 @@ def seen_by(trainer: Any) -> dict[str, Any]:
 
 def trainer_job(
     folder: str, size: int, stage: int | None = None, resume: str = "", model: Any = None, evaluate_first: bool = False,
-    odd: bool = False, **more: Any,
+    odd: bool = False, whole: bool = False, **more: Any,
 ) -> dict[str, Any]:
     """One run of LibzeroTrainer, or of Trainer with stage None."""
     model = model or gpt2()
@@ -122,7 +124,7 @@ def trainer_job(
         import libzero.hf
 
         trainer = libzero.hf.LibzeroTrainer(
-            model, arguments(folder, 8 // size, **more), config=settings(stage), **common
+            model, arguments(folder, 8 // size, **more), config=settings(stage), whole_checkpoints=whole, **common
         )
     if evaluate_first:
         trainer.evaluate()
@@ -136,6 +138,9 @@ def trainer_job(
     trainer.save_model(os.path.join(folder, "final"))
     if stage is not None:
         assert trainer.sharded is not None
+        for checkpoint in filter(lambda name: name.startswith("checkpoint"), os.listdir(folder)):
+            files = os.listdir(os.path.join(folder, checkpoint))
+            assert ("model.safetensors" in files) == whole and ("libzero" in files) != whole, files
         seen["weights"] = sums(trainer.sharded.full_state_dict())
         if stage == 3:
             pager = trainer.sharded._engine.pager()
@@ -143,9 +148,26 @@ def trainer_job(
     return seen
 
 
+@contextlib.contextmanager
+def no_whole_tensors(owner: Any) -> Iterator[None]:
+    """Inside, whatever makes a whole parameter or state on a rank fails."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a whole tensor was made")
+
+    names = ("parameter", "full_state_dict", "state_dict", "save_full", "gathered")
+    for name in names:
+        setattr(owner, name, refuse)
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(owner, name)
+
+
 def accelerate_job(
     folder: str, size: int, stage: int | None = None, resume: str = "", steps: int = 6, bf16: bool = False,
-    own_schedule: bool = False, odd: bool = False,
+    own_schedule: bool = False, odd: bool = False, whole: bool = False,
 ) -> dict[str, Any]:
     """A loop over accelerate, with micro-batches; plain Accelerator with stage None."""
     common: dict[str, Any] = dict(gradient_accumulation_steps=2, step_scheduler_with_optimizer=not own_schedule)
@@ -188,7 +210,13 @@ def accelerate_job(
         if accelerator.sync_gradients:
             seen["lr"].append(float(scheduler.get_last_lr()[-1]))
             if len(seen["lr"]) == 3 and not resume:
-                accelerator.save_state(os.path.join(folder, "state"))
+                state = os.path.join(folder, "state")
+                if stage is None or whole:
+                    accelerator.save_state(state, **({"whole": True} if whole else {}))
+                else:
+                    with no_whole_tensors(accelerator.sharded()):
+                        accelerator.save_state(state)
+                    assert "libzero" in os.listdir(state) and "model.safetensors" not in os.listdir(state)
         if len(seen["lr"]) == steps:
             break
     everyone = accelerator.gather(torch.tensor([seen["mine"]]))
@@ -351,6 +379,10 @@ def check_all(checks: Checks, folder: str) -> None:
     jobs["plain, resumed"] = ("trainer", {"stage": 3, "resume": of_plain})
     jobs["accelerate, resumed"] = ("accelerate", {"stage": 2, "resume": state, "steps": 3})
     jobs["accelerate, own schedule"] = ("accelerate", {"stage": 3, "own_schedule": True})
+    jobs["accelerate, whole"] = ("accelerate", {"stage": 3, "own_schedule": True, "whole": True})
+    jobs["whole"] = ("trainer", {"stage": 3, "whole": True, **CHECKPOINTS})
+    of_whole = os.path.join(folder, "whole", "checkpoint-3")
+    jobs["whole, resumed"] = ("trainer", {"stage": 2, "resume": of_whole})
     jobs["accelerate bf16"] = ("accelerate", {"stage": 3, "bf16": True})
     state_bf16 = os.path.join(folder, "accelerate bf16", "state")
     jobs["accelerate bf16, resumed"] = ("accelerate", {"stage": 2, "bf16": True, "resume": state_bf16, "steps": 3})
@@ -375,6 +407,9 @@ def check_all(checks: Checks, folder: str) -> None:
     for stage in (2, 3):
         resumed = two[f"resumed {stage}"]
         checks.equal(f"Trainer, resumed at stage {stage}", resumed, two["stage 3"], but=("best", "eval_loss"))
+    checks.equal("Trainer, whole checkpoints", two["whole"], two["stage 3"], but=("best",))
+    resumed = two["whole, resumed"]
+    checks.equal("Trainer, resumed from a whole checkpoint", resumed, two["stage 3"], but=("best", "eval_loss"))
     checks.near(
         "Trainer, plain Trainer's checkpoint resumed at stage 3", two["plain, resumed"], plain["plain"], NUMBERS[:3]
     )
@@ -407,13 +442,16 @@ def check_all(checks: Checks, folder: str) -> None:
         checks.equal(f"accelerate{kind}, load_state at stage 2 of a state of stage 3", resumed, whole)
 
     jobs = {"one": ("trainer", {"stage": 0, "resume": checkpoint}), "refusals": ("refusals", {})}
-    state = os.path.join(folder, "accelerate, own schedule", "state")
-    jobs["accelerate, one"] = ("accelerate", {"stage": 0, "resume": state, "steps": 3, "own_schedule": True})
-    jobs["accelerate without libzero"] = ("accelerate", {"resume": state, "steps": 3, "own_schedule": True})
+    for name, stage, saved in (
+        ("accelerate, one", 0, "accelerate, own schedule"), ("accelerate, one of whole", 1, "accelerate, whole"),
+        ("accelerate without libzero", None, "accelerate, whole"),
+    ):  # fmt: skip
+        state = os.path.join(folder, saved, "state")
+        jobs[name] = ("accelerate", {"stage": stage, "resume": state, "steps": 3, "own_schedule": True})
     one = start(folder, 1, "zero launch", jobs)
     checks.near("Trainer, resumed on 1 rank at stage 0", one["one"], two["stage 3"], NUMBERS[:3])
     whole = {key: value[-len(one["accelerate, one"][key]) :] for key, value in two["accelerate, own schedule"].items()}
-    for name in ("accelerate, one", "accelerate without libzero"):
+    for name in ("accelerate, one", "accelerate, one of whole", "accelerate without libzero"):
         checks.near(f"{name}: load_state on 1 rank", one[name], whole, numbers)
     for name, text in one["refusals"].items():
         checks.holds(f"refused: {name}", len(text) > 40, text)

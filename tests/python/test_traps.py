@@ -805,10 +805,11 @@ print("end", flush=True)
 def test_exit_without_close(group):
     tests = os.path.dirname(os.path.abspath(__file__))
     for last in ("opt.step()", "pass", "scope = libzero.gathered(model); scope.__enter__()"):
-        with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-            script.write(END.format(tests=tests, last=last))
-            script.flush()
-            done = launch(2, [script.name], capture_output=True, text=True)
+        # A folder of its own: Python imports from the script's folder before all others.
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder, "end.py")
+            script.write_text(END.format(tests=tests, last=last))
+            done = launch(2, [str(script)], capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
             assert done.stdout.count("end") == 2 and "Traceback" not in done.stderr, done.stderr
 

@@ -487,6 +487,38 @@ TEST_F(TrainerTest, ValidatesTheWeightsThatItSavesWhereUpdatesAreDelayed) {
   EXPECT_EQ(heard.validations.back().loss, trainer.validate().value().loss);
 }
 
+TEST_F(TrainerTest, SavesAndValidationsChangeNothingWhereUpdatesAreDelayed) {
+  config_.stage = 3;
+  config_.bf16 = true;
+  config_.offload_optimizer.delayed_update_after = 1;
+  options_.sample_tokens = 0;
+  options_.steps = 6;
+  const auto run = [&](const std::string& out) {
+    options_.out = folder_ / out;
+    Heard heard;
+    comm::run_as_threads(2, [&](auto group) {
+      std::vector<std::unique_ptr<Monitor>> listeners;
+      if (group->rank() == 0) listeners.push_back(std::make_unique<Listener>(heard));
+      Trainer(settings(), group, std::move(listeners)).train();
+    });
+    std::vector<float> losses;
+    for (const auto& step : heard.steps) losses.push_back(static_cast<float>(step.loss));
+    return std::pair(losses, test::read_file(folder_ / out / "model.safetensors"));
+  };
+  options_.eval_every.reset();
+  const auto [losses, weights] = run("straight");
+  options_.eval_every = 2;
+  options_.save_every = 2;
+  options_.keep_best = true;
+  options_.keep_last = 3;
+  EXPECT_EQ(run("saving"), std::pair(losses, weights));
+  // The same run is cut off after step 4.
+  std::filesystem::remove_all(folder_ / "saving/checkpoint-6");
+  std::filesystem::remove(folder_ / "saving/model.safetensors");
+  options_.resume = true;
+  EXPECT_EQ(run("saving"), std::pair(std::vector<float>(losses.end() - 2, losses.end()), weights));
+}
+
 TEST_F(TrainerTest, ValidationSpreadsItsTokensOverTheWholeText) {
   const auto text = test::read_file(options_.data);
   const auto loss_with = [&](size_t changed) {

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <malloc.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>

@@ -2,7 +2,6 @@
 
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "zero/base/device_limit.h"
 

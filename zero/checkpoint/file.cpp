@@ -184,9 +184,13 @@ void InputFile::read_at(uint64_t offset, void* data, size_t size) const {
 }
 
 void InputFile::will_need(uint64_t offset, uint64_t size) const {
-  // Only a hint: a failure changes nothing.
-  (void)::posix_fadvise(descriptor_.get(), static_cast<off_t>(offset), static_cast<off_t>(size),
-                        POSIX_FADV_WILLNEED);
+  // The system follows a hint for as many bytes as it reads ahead, 128 KiB by default, and leaves
+  // out what is beyond. It is only a hint: a failure changes nothing.
+  constexpr uint64_t kPiece = uint64_t{128} << 10;
+  for (const uint64_t end = offset + size; offset < end; offset += kPiece) {
+    (void)::posix_fadvise(descriptor_.get(), static_cast<off_t>(offset),
+                          static_cast<off_t>(std::min(kPiece, end - offset)), POSIX_FADV_WILLNEED);
+  }
 }
 
 std::string read_file(const std::filesystem::path& path, Fail fail) {
@@ -194,6 +198,21 @@ std::string read_file(const std::filesystem::path& path, Fail fail) {
   std::string bytes(file.size(), '\0');
   file.read_at(0, bytes.data(), bytes.size());
   return bytes;
+}
+
+void write_file(const std::filesystem::path& path, std::string_view bytes, Fail fail) {
+  OutputFile file(path, fail);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
+
+void copy_files(const std::filesystem::path& from, const std::filesystem::path& to,
+                std::span<const std::string_view> names, Fail fail) {
+  for (const auto name : names) {
+    std::error_code error;
+    if (std::filesystem::exists(from / name, error))
+      write_file(to / name, read_file(from / name, fail), fail);
+  }
 }
 
 }  // namespace zero

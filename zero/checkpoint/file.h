@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zero/base/descriptor.h"
@@ -105,7 +107,13 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
-/// All bytes of a regular file.
+/// Returns all bytes of a regular file.
 std::string read_file(const std::filesystem::path& path, Fail fail);
+/// Writes a file by an OutputFile.
+void write_file(const std::filesystem::path& path, std::string_view bytes, Fail fail);
+/// Copies those of the named files that are in folder `from` to folder `to`, where they replace
+/// others.
+void copy_files(const std::filesystem::path& from, const std::filesystem::path& to,
+                std::span<const std::string_view> names, Fail fail);
 
 }  // namespace zero

@@ -8,6 +8,7 @@
 
 #include "zero/base/hash.h"
 #include "zero/base/json.h"
+#include "zero/checkpoint/in_force.h"
 
 namespace zero {
 
@@ -63,7 +64,7 @@ Json json_of(const Manifest::Parameter& parameter) {
 
 Json json_of(const Manifest& manifest) {
   Json json{{"format", Manifest::kFormat},
-            {"version", Manifest::kVersion},
+            {"version", version_of(manifest)},
             {"library", manifest.library},
             {"stage", manifest.stage},
             {"steps", manifest.steps},
@@ -226,6 +227,16 @@ const Manifest::State* Manifest::Parameter::find(std::string_view state) const {
   return found == states.end() ? nullptr : &*found;
 }
 
+bool has_in_force(const Manifest& manifest) {
+  return std::ranges::any_of(manifest.parameters, [](const Manifest::Parameter& each) {
+    return each.find(kInForce) != nullptr;
+  });
+}
+
+int64_t version_of(const Manifest& manifest) {
+  return has_in_force(manifest) ? kVersionInForce : Manifest::kVersion;
+}
+
 bool has_manifest(const fs::path& folder) {
   std::error_code ignored;
   return fs::exists(folder / Manifest::kFile, ignored);
@@ -242,9 +253,7 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
   }
   text.pop_back();  // the closing brace
   text += fmt::format("{}{}{}", kChecksum, to_hex(hash_of_text(text)), kEnd);
-  OutputFile file(path, &fail<CheckpointError>);
-  file.write(text.data(), text.size());
-  file.commit();
+  write_file(path, text, fail<CheckpointError>);
 }
 
 Manifest read_manifest(const fs::path& folder) {
@@ -256,10 +265,12 @@ Manifest read_manifest(const fs::path& folder) {
     (void)parse_json(whole);  // parse_json is strict
     const auto json = Json::parse(whole);
     const auto version = json.value("version", int64_t{0});
-    if (json.value("format", "") != Manifest::kFormat || version != Manifest::kVersion) {
-      throw CheckpointError(fmt::format("is of format \"{}\" {}, and this program reads \"{}\" {}",
-                                        json.value("format", ""), version, Manifest::kFormat,
-                                        Manifest::kVersion));
+    if (json.value("format", "") != Manifest::kFormat || version < Manifest::kVersion ||
+        version > kVersionInForce) {
+      throw CheckpointError(
+          fmt::format("is of format \"{}\" {}, and this program reads \"{}\" {} and {}",
+                      json.value("format", ""), version, Manifest::kFormat, Manifest::kVersion,
+                      kVersionInForce));
     }
     return manifest_of(json);
   } catch (const std::exception& error) {
@@ -281,6 +292,30 @@ InputFile open_sized(const fs::path& folder, const Manifest::File& entry) {
                   file.path().string(), file.size(), entry.sums.bytes));
 }
 
+struct Blocks {  // of one file
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// Calls body(file, sums, blocks) for each file that has blocks of part `part` of `parts`.
+template <class Body>
+void for_part(const fs::path& folder, const Manifest& manifest, int part, int parts,
+              const Body& body) {
+  uint64_t blocks = 0;
+  for (const auto& entry : manifest.files) blocks += entry.sums.blocks.size();
+  const auto bound = [&](int at) {
+    return blocks * static_cast<uint64_t>(at) / static_cast<uint64_t>(parts);
+  };
+  uint64_t first = 0;  // number of the file's first block among all blocks
+  for (const auto& entry : manifest.files) {
+    const uint64_t begin = std::max(bound(part), first);
+    const uint64_t end = std::min(bound(part + 1), first + entry.sums.blocks.size());
+    if (begin < end)
+      body(open_sized(folder, entry), entry.sums, Blocks{begin - first, end - first});
+    first += entry.sums.blocks.size();
+  }
+}
+
 }  // namespace
 
 void verify_sizes(const fs::path& folder, const Manifest& manifest) {
@@ -288,32 +323,30 @@ void verify_sizes(const fs::path& folder, const Manifest& manifest) {
 }
 
 void verify(const fs::path& folder, const Manifest& manifest, int part, int parts) {
-  uint64_t blocks = 0;
-  for (const auto& entry : manifest.files) blocks += entry.sums.blocks.size();
-  const auto bound = [&](int at) {
-    return blocks * static_cast<uint64_t>(at) / static_cast<uint64_t>(parts);
-  };
   std::vector<std::byte> buffer(kSummedBlock);
-  uint64_t first = 0;  // number of the file's first block among all blocks
-  for (const auto& entry : manifest.files) {
-    const auto& sums = entry.sums;
-    const uint64_t begin = std::max(bound(part), first);
-    const uint64_t end = std::min(bound(part + 1), first + sums.blocks.size());
-    if (begin < end) {
-      const auto file = open_sized(folder, entry);
-      for (uint64_t block = begin - first; block < end - first; ++block) {
-        const uint64_t at = block * kSummedBlock;
-        const auto size = static_cast<size_t>(std::min<uint64_t>(kSummedBlock, sums.bytes - at));
-        file.read_at(at, buffer.data(), size);
-        if (hash_of({buffer.data(), size}) == sums.blocks[block]) continue;
-        throw DamagedCheckpoint(
-            fmt::format("'{}' is damaged: bytes {} to {} are not those that were written. Load "
-                        "another checkpoint.",
-                        file.path().string(), at, at + size));
-      }
+  for_part(folder, manifest, part, parts, [&](const auto& file, const auto& sums, Blocks blocks) {
+    constexpr uint64_t kBlocksAhead = 16;
+    for (uint64_t block = blocks.begin; block < blocks.end; ++block) {
+      const uint64_t at = block * kSummedBlock;
+      // The disk reads a later block of this part while this one is summed.
+      if (block + kBlocksAhead < blocks.end)
+        file.will_need(at + kBlocksAhead * kSummedBlock, kSummedBlock);
+      const auto size = static_cast<size_t>(std::min<uint64_t>(kSummedBlock, sums.bytes - at));
+      file.read_at(at, buffer.data(), size);
+      if (hash_of({buffer.data(), size}) == sums.blocks[block]) continue;
+      throw DamagedCheckpoint(
+          fmt::format("'{}' is damaged: bytes {} to {} are not those that were written. Load "
+                      "another checkpoint.",
+                      file.path().string(), at, at + size));
     }
-    first += sums.blocks.size();
-  }
+  });
+}
+
+void read_ahead(const fs::path& folder, const Manifest& manifest, int part, int parts) {
+  for_part(folder, manifest, part, parts, [&](const auto& file, const auto& sums, Blocks blocks) {
+    const uint64_t begin = blocks.begin * kSummedBlock;
+    file.will_need(begin, std::min(sums.bytes, blocks.end * kSummedBlock) - begin);
+  });
 }
 
 void attach(const fs::path& folder, const std::string& name, std::string text) {

@@ -119,6 +119,10 @@ void verify_sizes(const std::filesystem::path& folder, const Manifest& manifest)
 /// the file and the place, if they are not as they were written.
 void verify(const std::filesystem::path& folder, const Manifest& manifest, int part = 0,
             int parts = 1);
+/// Brings the same part of the files into the page cache, so that a process that starts has its
+/// checkpoint there when it has made its model. Blocks while the disk reads. Throws as
+/// `verify_sizes` does.
+void read_ahead(const std::filesystem::path& folder, const Manifest& manifest, int part, int parts);
 
 /// Replaces the text that rank 0 has attached under a name, in one step.
 void attach(const std::filesystem::path& folder, const std::string& name, std::string text);

@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "zero/base/error.h"

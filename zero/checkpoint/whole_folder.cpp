@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <system_error>
-#include <utility>
 
 namespace zero {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "zero/comm/fixed_text.h"
 #include "zero/comm/gather_records.h"
-#include "zero/comm/peers.h"
+#include "zero/comm/peer_error.h"
 
 namespace zero::comm {
 

@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "zero/base/error.h"

@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

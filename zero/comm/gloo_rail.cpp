@@ -17,8 +17,8 @@
 #include "zero/base/broken_pipe.h"
 #include "zero/base/error.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/deadline.h"
 #include "zero/comm/job.h"
-#include "zero/comm/peers.h"
 #include "zero/comm/rail_address.h"
 #include "zero/comm/watched_store.h"
 

@@ -22,7 +22,7 @@
 #include "zero/comm/device_backend.h"
 #include "zero/comm/flight.h"
 #include "zero/comm/memory_block.h"
-#include "zero/comm/peers.h"
+#include "zero/comm/process.h"
 #include "zero/comm/reduce_kernels.h"
 #include "zero/comm/shm_window.h"
 #include "zero/comm/wait_clock.h"

@@ -21,7 +21,6 @@
 #include <mutex>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,8 +28,9 @@
 #include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/base/thread.h"
+#include "zero/comm/deadline.h"
 #include "zero/comm/frame_link.h"
-#include "zero/comm/peers.h"
+#include "zero/comm/process.h"
 #include "zero/comm/socket.h"
 #include "zero/comm/token.h"
 #include "zero/comm/watched_store.h"

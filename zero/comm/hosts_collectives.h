@@ -16,7 +16,7 @@
 //                   place into the one array that its host has.
 //   all-to-all      The ranks of h first move the parts for host h' to the ranks at their places,
 //                   and then send them.
-// So a host's link carries (H-1)/H of an array once, whatever its ranks (partition/formulas.h).
+// So a host's link carries (H-1)/H of an array once, whatever its ranks (partition/link_bytes.h).
 //
 // Note [Order of additions]
 // A sum adds a host's ranks in order, then the hosts in order, in fp32, and rounds once. Partial

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>

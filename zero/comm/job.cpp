@@ -18,7 +18,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/hash.h"
-#include "zero/comm/peers.h"
+#include "zero/comm/process.h"
 #include "zero/comm/token.h"
 
 namespace zero::comm {

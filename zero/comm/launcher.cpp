@@ -15,8 +15,8 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -28,6 +28,7 @@
 #include "zero/base/memory_limit.h"
 #include "zero/comm/job.h"
 #include "zero/comm/launch_store.h"
+#include "zero/comm/memory_folder.h"
 #include "zero/comm/token.h"
 
 namespace zero::comm {
@@ -268,7 +269,7 @@ class Environment {
 };
 
 Environment rank_environment(const LaunchOptions& options, const LaunchAttempt& attempt,
-                             int local_rank, const LaunchStore& store) {
+                             int local_rank, const LaunchStore& store, const MemoryFolder* memory) {
   Environment environment;
   environment.set("RANK", std::to_string(attempt.first_rank() + local_rank));
   environment.set("WORLD_SIZE", std::to_string(attempt.world_size()));
@@ -288,6 +289,7 @@ Environment rank_environment(const LaunchOptions& options, const LaunchAttempt& 
   }
   environment.set(kFirstRanksVariable, std::to_string(options.nnodes * options.nproc));
   environment.set(kLauncherVariable, kOwnLauncher);
+  if (memory != nullptr) environment.set(kMemoryVariable, memory->path().string());
   if (!environment_variable("OMP_NUM_THREADS")) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     environment.set("OMP_NUM_THREADS", std::to_string(std::max(1, cores / attempt.nproc)));
@@ -346,10 +348,11 @@ constexpr int kFailure = 1;
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const LaunchAttempt& attempt, LaunchStore& store,
-             Console& console)
+             const MemoryFolder* memory, Console& console)
       : options_(options),
         attempt_(attempt),
         store_(store),
+        memory_(memory),
         signals_(console.signals),
         output_(console.output),
         errors_(console.errors) {}
@@ -452,7 +455,7 @@ class Supervisor {
     const int rank = first_rank() + local_rank;
     // All that allocates happens before the fork: the store's threads may hold the allocator's
     // lock.
-    auto environment = rank_environment(options_, attempt_, local_rank, store_);
+    auto environment = rank_environment(options_, attempt_, local_rank, store_, memory_);
     // Rank 0 makes a token for several hosts, since their launchers do not know this one.
     if (options_.nnodes == 1) environment.set(kTokenVariable, token_);
     auto variables = environment.pointers();
@@ -647,6 +650,7 @@ class Supervisor {
   const LaunchOptions& options_;
   const LaunchAttempt attempt_;
   LaunchStore& store_;
+  const MemoryFolder* memory_;
   const SignalScope& signals_;
   Sink& output_;
   Sink& errors_;
@@ -668,9 +672,18 @@ class Supervisor {
 constexpr int kRefusal = 2;
 constexpr int kAskedToEnd = 128 + SIGINT;
 
+/// Returns the folder that outlives the ranks; null if there are no restarts, or no place for it.
+std::unique_ptr<MemoryFolder> memory_of(const LaunchOptions& options) {
+  if (options.max_restarts == 0) return nullptr;
+  if (!options.memory_folder.empty()) return std::make_unique<MemoryFolder>(options.memory_folder);
+  if (access(kMemoryPlace, W_OK | X_OK) != 0) return nullptr;
+  return std::make_unique<MemoryFolder>(kMemoryPlace);
+}
+
 /// Starts the ranks, and again after failures for which the options allow a restart.
 int run_attempts(const LaunchOptions& options) {
   Console console;  // blocks the signals before the store starts threads
+  const auto memory = memory_of(options);
   LaunchStore store(options);
   LaunchAttempt attempt{.number = store.first_attempt(),
                         .nproc = options.nproc,
@@ -680,7 +693,7 @@ int run_attempts(const LaunchOptions& options) {
   std::optional<Supervisor> ranks;
   int restarts = 0;
   if (attempt.number > 0) {  // the job has begun without this host
-    ranks.emplace(options, attempt, store, console);
+    ranks.emplace(options, attempt, store, memory.get(), console);
     ranks->say(fmt::format("node {} waits for the next restart", options.node_rank));
     const auto joined = store.join(attempt.number, [&] { return ranks->pause(); });
     if (!joined) return 0;
@@ -688,7 +701,7 @@ int run_attempts(const LaunchOptions& options) {
   }
   for (;;) {
     ranks.reset();
-    ranks.emplace(options, attempt, store, console);
+    ranks.emplace(options, attempt, store, memory.get(), console);
     const int status = ranks->run();
     const bool fewer = attempt.nproc < options.nproc;
     const bool refused = status == kRefusal;
@@ -760,6 +773,11 @@ int launch(const LaunchOptions& options) {
     throw ConfigError(fmt::format(
         "The fewest ranks of a restart are {}, but there are no restarts. Give --max-restarts.",
         options.min_ranks));
+  }
+  if (!options.memory_folder.empty() && options.max_restarts == 0) {
+    throw ConfigError(fmt::format(
+        "The place for copies in memory is {}, but there are no restarts. Give --max-restarts.",
+        options.memory_folder.string()));
   }
   if (options.command.empty()) throw ConfigError("There is no program to launch.");
   if (options.logs == RankLogs::files) {

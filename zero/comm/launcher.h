@@ -42,6 +42,9 @@ struct LaunchOptions {
   int min_ranks = 0;
   /// The time that node 0's launcher waits for the others before a restart goes on without them.
   std::chrono::milliseconds rejoin = std::chrono::seconds(30);
+  /// The place, in memory, of a folder that outlives the ranks (memory_folder.h), if there may be
+  /// restarts. Empty: /dev/shm, if that can be written.
+  std::filesystem::path memory_folder{};
 };
 
 /// Runs `nproc` copies of the command with the environment that zero::init() and torchrun's

@@ -1,5 +1,4 @@
-// The other ranks of a shared-memory group: who they are, whether they live, and how to wait for
-// them.
+// The other ranks of a shared-memory group, and how to wait for them.
 //
 // Note [Waiting]
 // A rank sleeps on a futex in the slot of the peer that it waits for, and wakes at least every 100
@@ -8,7 +7,6 @@
 // microseconds first, but only if every rank has a core of its own.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -20,72 +18,16 @@
 #include <utility>
 #include <vector>
 
-#include "zero/base/error.h"
 #include "zero/comm/arena.h"
+#include "zero/comm/deadline.h"
 #include "zero/comm/futex.h"
+#include "zero/comm/peer_error.h"
+#include "zero/comm/process.h"
 #include "zero/comm/shm_control.h"
 
 namespace zero::comm {
 
-/// Returns when a process started, in clock ticks since boot; nothing if there is none, or one
-/// that has ended and whose parent has not asked yet (a zombie).
-std::optional<uint64_t> start_time(int64_t pid);
-
-/// This environment variable names this process's host in place of the host name. Ranks that name
-/// different hosts share no memory, even on one machine. For tests of several hosts.
-inline constexpr const char* kHostVariable = "ZERO_HOST";
-
-/// A process as its peers know it. The start time tells it from a later process with the same
-/// number.
-struct Process {
-  int64_t pid = 0;
-  uint64_t start_time = 0;
-  std::string host;     ///< the host name, or the value of kHostVariable
-  std::string machine;  ///< boot id, host, process-id and network namespace: equal on one host
-  /// Returns this process.
-  static Process self();
-  bool operator==(const Process&) const = default;
-};
-
-/// Tells whether one process lives.
-class Watch {
- public:
-  explicit Watch(const Process& process);
-  bool dead() const;
-
- private:
-  Process process_;
-  bool self_ = false;
-  bool gone_at_first_ = false;
-  Descriptor pidfd_;
-};
-
-/// A CommError that began with the job's rank `origin`. `cause()` is the message without this
-/// rank's own action, so that others can pass it on.
-class PeerError : public CommError {
- public:
-  PeerError(int origin, std::string cause, const std::string& message)
-      : CommError(message), origin_(origin), cause_(std::move(cause)) {}
-  int origin() const { return origin_; }
-  const std::string& cause() const { return cause_; }
-
- private:
-  int origin_;
-  std::string cause_;
-};
-
-using Clock = std::chrono::steady_clock;
 using Describe = std::function<std::string()>;
-
-/// Limits a timeout to a year: the end of a longer one may be beyond any clock, and so be over.
-inline std::chrono::milliseconds within_a_year(std::chrono::milliseconds timeout) {
-  return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
-}
-
-/// Returns the end of `timeout` from now, within a year.
-inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
-  return Clock::now() + within_a_year(timeout);
-}
 
 class Peers {
  public:
@@ -171,7 +113,7 @@ class Peers {
   /// The channels share this.
   struct Known {
     std::vector<Process> processes;
-    std::vector<Watch> watches;
+    std::vector<ProcessWatch> watches;
     std::vector<int> numbers;
     std::mutex posting;
   };

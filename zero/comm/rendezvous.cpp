@@ -20,9 +20,10 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/comm/deadline.h"
 #include "zero/comm/group.h"
 #include "zero/comm/hosts_group.h"
-#include "zero/comm/peers.h"
+#include "zero/comm/process.h"
 #include "zero/comm/rail_address.h"
 #include "zero/comm/socket.h"
 #include "zero/comm/token.h"

@@ -5,10 +5,7 @@
 #include <array>
 #include <exception>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/comm/memory_block.h"

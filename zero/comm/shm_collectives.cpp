@@ -28,7 +28,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/base/streaming.h"

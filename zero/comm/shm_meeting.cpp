@@ -236,7 +236,7 @@ class Meeter {
         }
         const auto process = decode(store_.get_to_str(key("process", *r)), number(*r));
         // Only processes of this host can be looked at.
-        if (process.machine == Process::self().machine) watches_.emplace(*r, Watch(process));
+        if (process.machine == Process::self().machine) watches_.emplace(*r, ProcessWatch(process));
         processes_.emplace(*r, process);
         r = missing.erase(r);
       }
@@ -427,7 +427,7 @@ class Meeter {
   milliseconds timeout_;
   std::string prefix_;
   std::map<int, Process> processes_;
-  std::map<int, Watch> watches_;
+  std::map<int, ProcessWatch> watches_;
 };
 
 }  // namespace

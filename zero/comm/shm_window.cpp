@@ -3,8 +3,6 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
-#include <new>
-#include <string>
 #include <utility>
 
 #include "zero/base/error.h"

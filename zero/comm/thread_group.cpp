@@ -18,7 +18,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/group.h"
 #include "zero/comm/hosts_group.h"
-#include "zero/comm/peers.h"
+#include "zero/comm/peer_error.h"
 #include "zero/comm/thread_rail.h"
 
 namespace zero::comm {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "zero/comm/peers.h"
+#include "zero/comm/deadline.h"
 
 namespace zero::comm {
 

@@ -1049,8 +1049,8 @@ void add_program(All& all) {
                   "one of a run, and those of runs on a GPU or with `memory_budget`, are "
                   "written before training goes on.",
        .option = "--no-save-in-background",
-       .cost = "Until a checkpoint is complete, a copy of the parameters and `save_staging` "
-               "bytes on the host."},
+       .cost = "On the host: from the first save on, a copy of this rank's share of the "
+               "parameters, and `save_staging` bytes until a checkpoint is complete."},
       &Program::save_in_background);
   train.add(
       "save_staging",
@@ -1059,6 +1059,20 @@ void add_program(All& all) {
        .option = "--save-staging",
        .bytes = true},
       &Program::save_staging);
+  train.add(
+      "memory_copies",
+      {.sentence =
+           "Steps between copies of all states in the memory of the hosts, from which `zero "
+           "launch --max-restarts` goes on when ranks have died; 0: none",
+       .details =
+           "Each rank's states are kept on its host and on the next one (docs/zero-launch.md). "
+           "Training waits as for `save_in_background`. A copy that finds no room, or falls on a "
+           "save under way, is left out or put off, and the run goes on.",
+       .option = "--memory-copies",
+       .zero_is_none = true,
+       .cost = "A host's memory holds the states of its ranks, and those of the host before it: "
+               "one copy of each, and two until a new one is complete."},
+      &Program::memory_copies);
   train.add("stop_after",
             {.sentence = "Stop after the step in which training has lasted this long, as \"3h50m\"",
              .details = "The run then ends as after SIGTERM: with a checkpoint, where `save_every` "

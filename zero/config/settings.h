@@ -139,7 +139,9 @@ struct ProgramSettings {
   bool save_in_background = true;             ///< beside the steps that follow
   int64_t save_staging = int64_t{256} << 20;  ///< bytes: SaveOptions::staging_bytes
   std::string stop_after{};  ///< a time since the start of training, as "3h50m"; empty: none
-  int64_t keep_last = 1;     ///< how many of the newest checkpoints stay
+  /// Steps between copies in the memory of the hosts (MemoryCopies).
+  std::optional<int64_t> memory_copies{};
+  int64_t keep_last = 1;                ///< how many of the newest checkpoints stay
   std::optional<int64_t> keep_every{};  ///< checkpoints of steps that are multiples of it stay too
   bool keep_best = false;               ///< that of the lowest validation loss stays too
   int64_t sample_tokens = 200;          ///< tokens generated at the end

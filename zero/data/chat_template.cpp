@@ -14,22 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
-// An absent file is an empty object.
-nlohmann::json read_object(const fs::path& path) {
-  std::error_code error;
-  if (!fs::exists(path, error)) return nlohmann::json::object();
-  try {
-    auto json = parse_json(read_file(path, &fail<DataError>));
-    if (json.is_object()) return json;
-    throw Error("is no object");
-  } catch (const DataError&) {
-    throw;
-  } catch (const Error& fault) {
-    throw DataError(fmt::format("{} cannot be read: it {}.", path.string(), fault.what()));
-  }
-}
-
-// The template in a tokenizer_config.json: a text, or a list of {name, template}.
+// Returns the template in a tokenizer_config.json: a text, or a list of {name, template}.
 std::optional<std::string> template_in(const nlohmann::json& config, const fs::path& path) {
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) return {};
@@ -56,6 +41,20 @@ jinja::Template read_template(std::string_view text, const std::string& source) 
 }
 
 }  // namespace
+
+nlohmann::json read_object(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return nlohmann::json::object();
+  try {
+    auto json = parse_json(read_file(path, &fail<DataError>));
+    if (json.is_object()) return json;
+    throw Error("is no object");
+  } catch (const DataError&) {
+    throw;
+  } catch (const Error& fault) {
+    throw DataError(fmt::format("{} cannot be read: it {}.", path.string(), fault.what()));
+  }
+}
 
 std::string special_token(const fs::path& folder, const char* name) {
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {

@@ -26,7 +26,7 @@ TokenRange whole(const std::vector<fs::path>& paths) {
   return {std::move(tokens), 0, size};
 }
 
-// One of many files: X_train_000001.bin. Its set is the name with # for the number.
+// Describes one of many files, as X_train_000001.bin. Its set is the name with # for the number.
 struct Shard {
   std::string set;
   int64_t number = 0;
@@ -42,13 +42,14 @@ std::optional<Shard> shard_of(const fs::path& path) {
                std::stoll(stem.substr(digits))};
 }
 
-// The name with its last "train" replaced; empty without one.
+// Returns the name with its last "train" replaced; empty without one.
 std::string validation_name(std::string name) {
   const auto at = name.rfind("train");
   return at == std::string::npos ? std::string() : name.replace(at, 5, "val");
 }
 
-// X_train.bin -> X_val.bin; empty when the name does not contain "train" or there is no such file.
+// Turns X_train.bin into X_val.bin. The result is empty when the name does not contain "train" or
+// there is no such file.
 fs::path validation_sibling(const fs::path& train) {
   const auto name = validation_name(train.filename().string());
   if (name.empty()) return {};
@@ -176,7 +177,7 @@ Dataset split(const fs::path& path, const SplitOptions& options) {
   return dataset;
 }
 
-// The record that `zero data prepare` writes beside the files.
+// Reads the record that `zero data prepare` writes beside the files.
 void read_meta(const fs::path& folder, Dataset& dataset) {
   const auto path = folder / "meta.json";
   const auto refuse = [&](const std::string& why) {

@@ -24,8 +24,8 @@ struct SplitOptions {
   /// The share of a single file's tokens, taken from its end, that validates; in [0, 1). 0 means no
   /// validation split.
   double validation_fraction = 0.1;
-  /// The most tokens of a validation: more would cost training data without a better estimate of
-  /// the loss.
+  /// A validation has at most so many tokens: more would cost training data without a better
+  /// estimate of the loss.
   int64_t max_validation_tokens = int64_t{1} << 20;
 };
 
@@ -35,7 +35,7 @@ struct Dataset {
   /// The tokens' vocabulary: from meta.json beside the files, or 256 for text; 0 when the file does
   /// not say (token files of others).
   int64_t vocab_size = 0;
-  /// The sentencepiece model that made the tokens; empty for bytes or when unknown.
+  /// This sentencepiece model made the tokens. It is empty for bytes, or if it is not known.
   std::filesystem::path tokenizer;
   /// The names of the labels of classified texts, by number, from meta.json.
   std::vector<std::string> labels{};
@@ -51,9 +51,9 @@ struct Dataset {
 /// - a file whose name contains "train" and that has a sibling with "val" in its place: X_train.bin
 ///   and X_val.bin; one shard X_train_000007.bin trains alone, and all of X_val validate;
 /// - any other file: its end validates, as `options` says.
-/// DataError for what TokenFile refuses, a folder without a pair, shards without shards to validate
-/// with (unless `options` asks for none), shards between which one is missing or that have several
-/// formats, a split without tokens, or a meta.json that cannot be read.
+/// Throws DataError for what TokenFile refuses, a folder without a pair, shards without shards to
+/// validate with (unless `options` asks for none), shards between which one is missing or that have
+/// several formats, a split without tokens, or a meta.json that cannot be read.
 Dataset open_dataset(const std::filesystem::path& path, const SplitOptions& options = {});
 
 }  // namespace zero

@@ -18,19 +18,19 @@ struct Document {
   Label label{};               ///< of a text that is classified
 };
 
-/// Any number of threads.
+/// Any number of threads may use it at once.
 class DocumentEncoder {
  public:
   /// `tokenizer` is borrowed. Its chat template and its end of a text (eos_token) are read in the
-  /// folder of its file. DataError for a template that cannot be read, and for an end that is no
-  /// token.
+  /// folder of its file. Throws DataError for a template that cannot be read, and for an end that
+  /// is no token.
   explicit DocumentEncoder(const Tokenizer& tokenizer);
 
   /// See read_example.
   Example read(std::string_view line) const { return read_example(line, chat_template_); }
   /// A text that no template wrote has the tokens that the tokenizer puts around it, and ends with
-  /// its end of a text where it has one. The first token is never supervised. DataError for an
-  /// example without tokens.
+  /// its end of a text where it has one. The first token is never supervised. Throws DataError for
+  /// an example without tokens.
   Document encode(const Example& example) const;
   /// The text, or both, with the tokens that the tokenizer puts around them; none is supervised.
   /// DataError as Tokenizer::encode_pair.

@@ -1,4 +1,4 @@
-// Other programs as filters.
+// Runs other programs as filters.
 #pragma once
 
 #include <cstddef>

@@ -87,7 +87,7 @@ bool begins(std::string_view head, size_t offset, std::string_view bytes) {
   return head.size() >= offset && head.substr(offset, bytes.size()) == bytes;
 }
 
-// A length that the file can hold, and an object with a name in it.
+// The format begins with a length that the file can hold, and an object with a name in it.
 bool is_safetensors(std::string_view head, uint64_t size) {
   uint64_t length = 0;
   if (head.size() < sizeof length + 2) return false;
@@ -95,7 +95,8 @@ bool is_safetensors(std::string_view head, uint64_t size) {
   return length <= size - sizeof length && begins(head, sizeof length, "{\"");
 }
 
-// A message whose first field is the first piece: its text, then its score, an fp32 (tag 0x15).
+// The format is a message whose first field is the first piece: its text, then its score, an fp32
+// (tag 0x15).
 bool is_sentencepiece(std::string_view head) {
   if (head.size() < 16 || head[0] != 0x0A || head[2] != 0x0A) return false;
   const auto message = static_cast<unsigned char>(head[1]);

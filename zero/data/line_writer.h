@@ -18,8 +18,8 @@ struct PrepareResult;
 
 class LineWriter {
  public:
-  /// All are borrowed; `folder` is where the files go. If the texts have labels, `labels` gets
-  /// those of all lines, in their order. DataError as DocumentEncoder.
+  /// All arguments are borrowed. The files go to `folder`. If the texts have labels, `labels` gets
+  /// those of all lines, in their order. Throws what DocumentEncoder throws.
   LineWriter(const TextFiles& text, const Tokenizer& tokenizer, std::filesystem::path folder,
              std::vector<Label>* labels = nullptr)
       : text_(text),
@@ -29,9 +29,9 @@ class LineWriter {
         labels_(labels) {}
 
   /// Writes the lines [begin, end) of the text to NAME.bin and NAME.marks.bin, and their number of
-  /// tokens to `tokens`. Lines of white space are left out. DataError, with file and line, for a
-  /// line that is no document (example.h), one whose label is a name where others are numbers, or
-  /// for no document at all.
+  /// tokens to `tokens`. Lines of white space are left out. Throws DataError, with file and line,
+  /// for a line that is no document (example.h), for one whose label is a name where others are
+  /// numbers, or for no document at all.
   void write(size_t begin, size_t end, std::string_view name, int64_t& tokens,
              PrepareResult& result) const;
 

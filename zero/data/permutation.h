@@ -7,7 +7,7 @@
 namespace zero {
 
 /// A permutation of [0, size), decided by `seed` and `epoch` alone: a Feistel network over the next
-/// power of four, walked until it lands inside. The same on every machine.
+/// power of four, walked until it lands inside. It is the same on every machine.
 class Permutation {
  public:
   /// `size` must be positive.

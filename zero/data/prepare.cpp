@@ -99,8 +99,8 @@ constexpr std::string_view kFiles[] = {"train.bin",
                                        "special_tokens_map.json"};
 
 // These belong to a tokenizer.json.
-constexpr std::string_view kCompanions[] = {"tokenizer_config.json", "chat_template.jinja",
-                                            "special_tokens_map.json"};
+constexpr std::string_view kBesideTokenizer[] = {"tokenizer_config.json", "chat_template.jinja",
+                                                 "special_tokens_map.json"};
 
 // Only what a preparation wrote is replaced, whatever the path was meant to be.
 void check_replaceable(const fs::path& folder, bool overwrite) {
@@ -148,9 +148,9 @@ constexpr std::string_view kProbe =
 // Copies the model of somebody else to `model`; returns whether it had to be changed.
 bool adopt(const fs::path& source, const fs::path& model) {
   const auto bytes = read_file(source, &fail<DataError>);
-  write_file(model, bytes);
+  write_file(model, bytes, fail<DataError>);
   if (keeps(Tokenizer::load(model), kProbe)) return false;
-  write_file(model, bytes + std::string(kKeepText));
+  write_file(model, bytes + std::string(kKeepText), fail<DataError>);
   return true;
 }
 
@@ -165,7 +165,7 @@ std::optional<int> most_tokens(std::string_view message) {
   return error == std::errc() ? std::optional(most) : std::nullopt;
 }
 
-// The tokenizer.json that the option means; empty where it means something else.
+// Returns the tokenizer.json that the option means; empty where it means something else.
 fs::path json_tokenizer(const fs::path& option) {
   std::error_code error;
   if (fs::is_directory(option, error)) {
@@ -210,13 +210,8 @@ Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& train
 
 // Copies a tokenizer.json, and what lies beside it.
 Tokenizer adopt_json(const fs::path& file, const fs::path& folder) {
-  write_file(folder / "tokenizer.json", read_file(file, &fail<DataError>));
-  std::error_code error;
-  for (const auto name : kCompanions) {
-    const auto companion = file.parent_path() / name;
-    if (fs::exists(companion, error))
-      write_file(folder / name, read_file(companion, &fail<DataError>));
-  }
+  write_file(folder / "tokenizer.json", read_file(file, fail<DataError>), fail<DataError>);
+  copy_files(file.parent_path(), folder, kBesideTokenizer, fail<DataError>);
   return Tokenizer::load(folder / "tokenizer.json");
 }
 
@@ -289,7 +284,7 @@ PrepareResult prepare(const PrepareOptions& options) {
     meta["supervised_tokens"] = result.supervised_tokens;
   }
   const auto json = meta.dump(2) + "\n";
-  write_file(folder.path() / "meta.json", json);
+  write_file(folder.path() / "meta.json", json, fail<DataError>);
   folder.commit();
   return result;
 }

@@ -49,11 +49,11 @@ struct PrepareResult {
 
 /// Writes train.bin and val.bin (llm.c's format, of 32 bits where the vocabulary is above 65536),
 /// the tokenizer (unless by bytes) and meta.json into `output`, which appears only when all of it
-/// is complete. ConfigError for options out of range; DataError for inputs that are missing, empty,
-/// of another format than text, with a NUL or not UTF-8 (unless by bytes), an output that exists, a
-/// vocabulary too large for the text, a split without text, tokens that do not decode to the text
-/// (a model without byte fallback), a full disk, a line that is no document (with its number), or
-/// more tokens than the format can count.
+/// is complete. Throws ConfigError for options out of range; DataError for inputs that are missing,
+/// empty, of another format than text, with a NUL or not UTF-8 (unless by bytes), an output that
+/// exists, a vocabulary too large for the text, a split without text, tokens that do not decode to
+/// the text (a model without byte fallback), a full disk, a line that is no document (with its
+/// number), or more tokens than the format can count.
 PrepareResult prepare(const PrepareOptions& options);
 
 }  // namespace zero

@@ -58,7 +58,8 @@ TextFiles::Place TextFiles::place(size_t offset) const {
   return {parts_[index].file.path(), index == 0 ? 0 : parts_[index - 1].end, parts_[index].end};
 }
 
-// Its bytes from `offset` on: all that one file has, but at most kBlock; none at the end.
+// Returns its bytes from `offset` on: all that one file has, but at most kBlock, and none at the
+// end.
 void TextFiles::read(size_t offset, std::string& block) const {
   block.clear();
   const size_t index = part_at(offset);

@@ -1,4 +1,4 @@
-// Text files, taken as one text.
+// Reads text files as one text.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ namespace zero {
 /// The files as one text, in which each file's last line is ended.
 class TextFiles {
  public:
-  /// Reads all of them. DataError for a file that is missing, empty, of another known format, has a
-  /// NUL, or is not UTF-8 where it must be.
+  /// Reads all of them. Throws DataError for a file that is missing, empty, of another known
+  /// format, has a NUL, or is not UTF-8 where it must be.
   TextFiles(const std::vector<std::filesystem::path>& paths, bool must_be_utf8);
 
-  /// Bytes.
+  /// Returns its bytes.
   size_t size() const { return size_; }
   /// Gives the pieces of [begin, end), one after the other, and then an empty one. A piece lies in
   /// one file.

@@ -40,9 +40,9 @@ std::filesystem::path marks_of(std::filesystem::path tokens);
 /// Returns the path of the labels of its documents: labelled_texts.h.
 std::filesystem::path labels_of(std::filesystem::path tokens);
 
-/// "text by bytes", "llm.c tokens", "llm.c tokens of 32 bits", "nanoGPT tokens".
+/// Returns "text by bytes", "llm.c tokens", "llm.c tokens of 32 bits", "nanoGPT tokens".
 std::string_view name(TokenFormat format);
-/// The bytes of a token: 1, 2 or 4.
+/// Returns the bytes of a token: 1, 2 or 4.
 int64_t token_bytes(TokenFormat format);
 
 /// A read-only file of tokens: opening reads its header alone, and ranks of one host share its
@@ -59,20 +59,20 @@ class TokenFile {
 
   const std::filesystem::path& path() const;
   TokenFormat format() const { return format_; }
-  /// The number of tokens.
+  /// Returns the number of tokens.
   int64_t size() const { return size_; }
-  /// The number of values a token of this format can take: 256, 65536 or 2^32.
+  /// Returns the number of values a token of this format can take: 256, 65536 or 2^32.
   int64_t vocab_limit() const { return int64_t{1} << (8 * token_bytes(format_)); }
 
   /// Copies tokens [begin, begin + out.size()) to `out` and returns the largest. The range must lie
-  /// within the file. DataError when the file was truncated since it was opened, or is text with a
-  /// NUL there.
+  /// within the file. Throws DataError when the file was truncated since it was opened, or is text
+  /// with a NUL there.
   int64_t read(int64_t begin, std::span<int64_t> out) const;
 
   /// Returns whether there are marks of the tokens.
   bool marked() const { return marks_ != nullptr; }
-  /// Copies the marks of tokens [begin, begin + out.size()), which are there. DataError for a byte
-  /// that is no mark, and as `read`.
+  /// Copies the marks of tokens [begin, begin + out.size()), which are there. Throws DataError for
+  /// a byte that is no mark, and as `read`.
   void read_marks(int64_t begin, std::span<uint8_t> out) const;
 
   /// Asks the system to bring a range into memory soon, without waiting.
@@ -88,17 +88,18 @@ class TokenFile {
   int64_t size_ = 0;
 };
 
-/// The tokens of one file, or of several in their order, as one sequence.
+/// Holds the tokens of one file, or of several in their order, as one sequence.
 class Tokens {
  public:
-  /// DataError for what TokenFile refuses, for files of several formats, and where some have marks.
+  /// Throws DataError for what TokenFile refuses, for files of several formats, and where some have
+  /// marks.
   explicit Tokens(const std::vector<std::filesystem::path>& paths);
 
-  /// The files, for messages.
+  /// Returns the files, for messages.
   std::string name() const;
   TokenFormat format() const { return files_.front()->format(); }
   size_t files() const { return files_.size(); }
-  /// The number of tokens.
+  /// Returns the number of tokens.
   int64_t size() const { return ends_.empty() ? 0 : ends_.back(); }
   /// See TokenFile.
   int64_t vocab_limit() const { return files_.front()->vocab_limit(); }

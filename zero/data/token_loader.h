@@ -29,7 +29,7 @@ struct LoaderState {
   uint64_t seed = 0;
 
   std::string to_json() const;
-  /// DataError when a value is missing or of the wrong kind.
+  /// Throws DataError when a value is missing or of the wrong kind.
   static LoaderState from_json(std::string_view json);
   bool operator==(const LoaderState&) const = default;
 };
@@ -55,27 +55,24 @@ class TokenLoader {
     at::Tensor targets;  ///< (B, T) int64; -100 where the marks say that a token is not supervised
   };
 
-  /// DataError when the split is shorter than one sequence and its target, has fewer sequences than
-  /// ranks x micro-batch, or holds a token outside of the vocabulary (the first 16 Mi tokens are
-  /// looked at here, the rest as they are read). ConfigError for options that make no sense.
+  /// Throws DataError when the split is shorter than one sequence and its target, has fewer
+  /// sequences than ranks x micro-batch, or holds a token outside of the vocabulary (the first 16
+  /// Mi tokens are looked at here, the rest as they are read). Throws ConfigError for options that
+  /// make no sense.
   TokenLoader(TokenRange tokens, const LoaderOptions& options);
 
-  /// This rank's next micro-batch. The tensors are reused by a later call once nobody else refers
-  /// to them. DataError for a token outside of the vocabulary.
+  /// Returns this rank's next micro-batch. The tensors are reused by a later call once nobody else
+  /// refers to them. Throws DataError for a token outside of the vocabulary.
   Batch next();
 
-  /// S, the sequences of an epoch, over all ranks.
+  /// Returns S, the sequences of an epoch, over all ranks.
   int64_t sequences() const { return sequences_; }
-  /// Whole micro-steps that an epoch has, equal on all ranks: S / (N B).
-  int64_t batches_per_epoch() const {
-    return sequences_ / (options_.world_size * options_.micro_batch);
-  }
-  /// The epoch of the next sample.
+  /// Returns the epoch of the next sample.
   int64_t epoch() const { return sample_ / sequences_; }
 
   LoaderState state() const;
-  /// Goes on where `state` was taken. DataError when it was taken with another sequence length,
-  /// seed or amount of data.
+  /// Goes on where `state` was taken. Throws DataError when it was taken with another sequence
+  /// length, seed or amount of data.
   void restore(const LoaderState& state);
   /// Goes back to the first sample.
   void rewind() { sample_ = 0; }

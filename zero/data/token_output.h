@@ -18,7 +18,7 @@ class TokenOutput {
  public:
   TokenOutput(std::filesystem::path path, int64_t vocab_size);
   void write(std::span<const uint32_t> tokens);
-  /// Returns the number of tokens. DataError for more than the format can count.
+  /// Returns the number of tokens. Throws DataError for more than the format can count.
   int64_t commit();
 
  private:

@@ -1,4 +1,4 @@
-// Text to tokens and back.
+// Turns text into tokens and back.
 #pragma once
 
 #include <cstdint>
@@ -22,32 +22,32 @@ class Codec;
 /// are there.
 enum class SpecialTokens : uint8_t { without, with };
 
-/// Bytes, a tokenizer.json of Hugging Face's, or a sentencepiece model. Copies share what was
-/// loaded. Any number of threads.
+/// Has tokens that are bytes, or those of a tokenizer.json of Hugging Face's or of a sentencepiece
+/// model. Copies share what was loaded. Any number of threads may use it at once.
 class Tokenizer {
  public:
-  /// Each byte is a token.
+  /// Returns a tokenizer of which each byte is a token.
   static Tokenizer bytes();
-  /// A tokenizer.json, a sentencepiece model's file (anything that does not end in .json), or a
-  /// folder with tokenizer.json or tokenizer.model. Encoding with a sentencepiece model runs the
-  /// program `zero-sentencepiece` (sentencepiece cannot share a process with LibTorch). DataError,
-  /// which names the file, when it cannot be read, has a part that libzero does not compute, or the
-  /// program is missing.
+  /// Loads a tokenizer.json, a sentencepiece model's file (anything that does not end in .json),
+  /// or a folder with tokenizer.json or tokenizer.model. Encoding with a sentencepiece model runs
+  /// the program `zero-sentencepiece` (sentencepiece cannot share a process with LibTorch).
+  /// DataError, which names the file, when it cannot be read, has a part that libzero does not
+  /// compute, or the program is missing.
   static Tokenizer load(const std::filesystem::path& path);
   /// Trains a BPE model of `vocab_size` tokens on `text` (called until it gives an empty view) and
   /// writes it to `model`. Every UTF-8 text has an encoding that decodes to the same bytes, but
-  /// that U+2581, sentencepiece's sign for a blank, becomes one. DataError for sentencepiece's
-  /// refusals, a vocabulary too large for the text among them.
+  /// that U+2581, sentencepiece's sign for a blank, becomes one. Throws DataError for
+  /// sentencepiece's refusals, a vocabulary too large for the text among them.
   static void train(const std::function<std::string_view()>& text, int64_t vocab_size,
                     const std::filesystem::path& model);
 
-  /// The largest token, plus one.
+  /// Returns the largest token, plus one.
   int64_t vocab_size() const;
   bool by_bytes() const;
-  /// The tokenizer.json or the sentencepiece model that was loaded; empty for bytes.
+  /// Returns the tokenizer.json or the sentencepiece model that was loaded; empty for bytes.
   const std::filesystem::path& file() const;
 
-  /// DataError for text that is not UTF-8, unless by bytes.
+  /// Throws DataError for text that is not UTF-8, unless by bytes.
   std::vector<int64_t> encode(std::string_view text,
                               SpecialTokens special = SpecialTokens::without) const;
   /// Returns the tokens of two texts as one, with those that the tokenizer puts around them, and
@@ -62,18 +62,19 @@ class Tokenizer {
               const std::function<void(std::span<const uint32_t>)>& tokens) const;
   /// Returns true where a text's pieces, joined, are the text: bytes and sentencepiece models.
   bool pieces_are_text() const;
-  /// The bytes that a token of the vocabulary stands for; of a tokenizer.json, as the file writes
-  /// it.
+  /// Returns the bytes that a token of the vocabulary stands for; of a tokenizer.json, as the file
+  /// writes it.
   const std::string& piece(uint32_t token) const;
-  /// The text of `tokens`: UTF-8 for a tokenizer.json, which puts U+FFFD for what is none; else
-  /// bytes, which need not be whole characters. DataError for a token outside of the vocabulary.
+  /// Returns the text of `tokens`: UTF-8 for a tokenizer.json, which puts U+FFFD for what is none;
+  /// else bytes, which need not be whole characters. Throws DataError for a token outside of the
+  /// vocabulary.
   std::string decode(std::span<const int64_t> tokens,
                      SpecialTokens special = SpecialTokens::with) const;
-  /// The token that a tokenizer.json writes as `piece`, such as "<|endoftext|>".
+  /// Returns the token that a tokenizer.json writes as `piece`, such as "<|endoftext|>".
   std::optional<int64_t> token(std::string_view piece) const;
-  /// The tokens that a tokenizer.json calls special, in order.
+  /// Returns the tokens that a tokenizer.json calls special, in order.
   std::vector<int64_t> special_tokens() const;
-  /// The token that stands for what has no other.
+  /// Returns the token that stands for what has no other.
   std::optional<int64_t> unknown_token() const;
 
  private:

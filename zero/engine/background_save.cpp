@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <chrono>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -25,7 +24,7 @@ int64_t aligned(int64_t bytes) { return at::round_up<int64_t>(bytes, 64); }
 }  // namespace
 
 SaveSnapshot::SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
-                           std::optional<int64_t> staging_bytes)
+                           std::optional<int64_t> staging_bytes, at::Tensor& memory)
     : file_(std::move(file)),
       ledger_(std::move(ledger)),
       staging_bytes_(staging_bytes.value_or(0)),
@@ -41,7 +40,14 @@ SaveSnapshot::SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledg
     if (u >= of_unit_.size()) of_unit_.resize(u + 1);
     of_unit_[u].push_back(i);
   }
-  if (staging_bytes) copy_aside(at_once, /*staged=*/false);
+  if (!staging_bytes) return;
+  const int64_t bytes = bytes_of(at_once);
+  if (!memory.defined() || memory.numel() < bytes) memory = memory_of(bytes);
+  copy_aside(at_once, memory, nullptr);
+}
+
+at::Tensor SaveSnapshot::memory_of(int64_t bytes) const {
+  return pinned_zeros(bytes, at::kByte, at::kCPU, ledger_, Category::host_buffers);
 }
 
 int64_t SaveSnapshot::bytes_of(const std::vector<size_t>& pieces) const {
@@ -50,11 +56,9 @@ int64_t SaveSnapshot::bytes_of(const std::vector<size_t>& pieces) const {
   return bytes;
 }
 
-// The copies lie side by side in one block of memory, which is freed with the last of them.
-void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces, bool staged) {
-  const int64_t bytes = bytes_of(pieces);
-  const auto memory = pinned_zeros(bytes, at::kByte, at::kCPU, ledger_, Category::host_buffers);
-  const auto block = staged ? std::make_shared<int64_t>(bytes) : nullptr;
+// The copies lie side by side in `memory`.
+void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces, const at::Tensor& memory,
+                              const std::shared_ptr<int64_t>& block) {
   std::vector<Slice> copies;
   int64_t offset = 0;
   for (const size_t i : pieces) {
@@ -67,15 +71,17 @@ void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces, bool staged) {
     offset += aligned(piece.bytes);
   }
   for (size_t k = 0; k < pieces.size(); ++k) slices_[pieces[k]] = std::move(copies[k]);
-  if (staged) staged_ += bytes;
 }
 
 // Returns false if the staging memory or the system's does not suffice: the update then waits for
 // the file.
 bool SaveSnapshot::try_copy_aside(const std::vector<size_t>& pieces) {
-  if (staged_ + bytes_of(pieces) > staging_bytes_) return false;
+  const int64_t bytes = bytes_of(pieces);
+  if (staged_ + bytes > staging_bytes_) return false;
   try {
-    copy_aside(pieces, /*staged=*/true);
+    // This memory is freed with the last of its copies.
+    copy_aside(pieces, memory_of(bytes), std::make_shared<int64_t>(bytes));
+    staged_ += bytes;
     return true;
   } catch (const std::exception&) {
     return false;
@@ -153,8 +159,12 @@ fs::path entry_path(const fs::path& file) {
 }  // namespace
 
 BackgroundSave::BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, fs::path partial,
-                               Attached attached, std::unique_ptr<Folder> folder)
-    : snapshot_(std::move(snapshot)), partial_(std::move(partial)), folder_(std::move(folder)) {
+                               Attached attached, std::unique_ptr<Folder> folder,
+                               std::optional<HostFolders> on_each_host)
+    : snapshot_(std::move(snapshot)),
+      partial_(std::move(partial)),
+      folder_(std::move(folder)),
+      on_each_host_(std::move(on_each_host)) {
   thread_ = std::thread([this, attached = std::move(attached)]() mutable {
     std::exception_ptr failure;
     try {
@@ -165,7 +175,7 @@ BackgroundSave::BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, fs::path 
       failure = std::current_exception();
       snapshot_->give_up();
     }
-    folder_.reset();  // removes what is incomplete
+    if (failure || !on_each_host_) folder_.reset();  // removes what is incomplete
     {
       const std::lock_guard lock(mutex_);
       failure_ = failure;
@@ -188,21 +198,20 @@ BackgroundSave::~BackgroundSave() {
 void BackgroundSave::run(Attached attached) {
   auto entry = snapshot_->write();
   entry.attached = std::move(attached);
-  bytes_ = entry.sums.bytes;
-  if (folder_) {
+  if (on_each_host_) {
+    if (on_each_host_->written) on_each_host_->written(partial_ / entry.name);
+    entry_ = to_text(entry);
+  } else if (folder_) {
     folder_->manifest.files.push_back(std::move(entry));
   } else {
-    const auto text = to_text(entry);
-    OutputFile out(entry_path(partial_ / entry.name), &fail<CheckpointError>);
-    out.write(text.data(), text.size());
-    out.commit();
+    write_file(entry_path(partial_ / entry.name), to_text(entry), fail<CheckpointError>);
   }
   {
     const std::lock_guard lock(mutex_);
     has_file_ = true;
   }
   changed_.notify_all();
-  if (folder_) complete(*folder_);
+  if (folder_ && !on_each_host_) complete(*folder_);
 }
 
 void BackgroundSave::complete(Folder& folder) {
@@ -210,6 +219,13 @@ void BackgroundSave::complete(Folder& folder) {
     folder.manifest.files.push_back(entry_of(shard_name(rank, folder.ranks)));
   write_manifest(partial_, folder.manifest);
   folder.folder.commit();
+}
+
+void BackgroundSave::complete(const std::vector<std::string>& entries) {
+  if (folder_ == nullptr) return;
+  for (const auto& entry : entries) folder_->manifest.files.push_back(file_from_text(entry));
+  write_manifest(partial_, folder_->manifest);
+  folder_->folder.commit();
 }
 
 // Waits for the entry of a file, and removes it.

@@ -2,17 +2,22 @@
 //
 // Note [Saving beside training]
 // A save holds the training thread only while it copies the parameters and buffers, which programs
-// may write at any time. Master weights and optimizer states change in one place, the table, and a
-// thread writes them from where they lie. Before the table changes a unit whose slices are not in
-// the file yet, it calls `SaveSnapshot::before_change`. This copies those slices aside while the
-// staging memory has room for them, and otherwise waits until they are in the file. So the file has
-// the states of the moment of the save, bit for bit; a save needs the staging memory and no second
-// set of states; and the next update waits for the disk only where the disk is slower than the
-// passes before it.
+// may write at any time. Master weights, optimizer states, and parameters on a disk change in one
+// place, the table, and a thread writes them from where they lie. Before the table changes a unit
+// whose slices are not in the file yet, it calls `SaveSnapshot::before_change`. This copies those
+// slices aside while the staging memory has room for them, and otherwise waits until they are in
+// the file. So the file has the states of the moment of the save, bit for bit; a save needs the
+// staging memory and no second set of states; and the next update waits for the disk only where the
+// disk is slower than the passes before it.
+//
+// A delayed update may be under way. The save waits until it is computed, copies its new parameters
+// as well as those in force, and saves both.
 //
 // The ranks do not communicate meanwhile. Each leaves its entry of the manifest beside its file.
 // Rank 0's thread waits for the entries of all ranks, writes the manifest, and gives the folder its
-// name. Engine::complete_save, which is collective, tells every rank how that went.
+// name. Engine::complete_save, which is collective, tells every rank how that went. With a folder
+// on each host (HostFolders) no thread can wait for the others' entries: complete_save gathers
+// them, and the first rank of each host writes the manifest.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +31,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -43,11 +49,12 @@ namespace zero {
 /// as long as this, since updates may call `before_change` until then.
 class SaveSnapshot final : public TableObserver {
  public:
-  /// Copies the parameters, the buffers and the factored states. Copies of other states take
+  /// Copies the parameters, the buffers and the factored states into `memory`, which it replaces if
+  /// it is too small. Nobody else may use it while this lives. Copies of other states take
   /// `staging_bytes` at most at a time. Without `staging_bytes` nothing is copied: nothing may
   /// change until all is written.
   SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
-               std::optional<int64_t> staging_bytes);
+               std::optional<int64_t> staging_bytes, at::Tensor& memory);
 
   /// Writes all values to the file, in the order of its pieces, completes it, and returns its entry
   /// in the manifest. Called once, by one thread. Throws CheckpointError.
@@ -65,7 +72,9 @@ class SaveSnapshot final : public TableObserver {
     std::shared_ptr<int64_t> block{};  // staged bytes of the memory that the copy is a part of
   };
 
-  void copy_aside(const std::vector<size_t>& pieces, bool staged);
+  void copy_aside(const std::vector<size_t>& pieces, const at::Tensor& memory,
+                  const std::shared_ptr<int64_t>& block);
+  at::Tensor memory_of(int64_t bytes) const;
   bool try_copy_aside(const std::vector<size_t>& pieces);
   at::Tensor take(size_t piece);
   void release(size_t piece);
@@ -100,7 +109,7 @@ void as_checkpoint_error(const Body& body) {
 /// The thread of a rank that writes its file, and on rank 0 completes the folder.
 class BackgroundSave {
  public:
-  /// The task of rank 0.
+  /// The task of rank 0, or of the first rank of each host.
   struct Folder {
     WholeFolder folder;
     Manifest manifest;  ///< without files
@@ -108,9 +117,10 @@ class BackgroundSave {
   };
 
   /// Starts the thread. `attached` goes into the entry of this rank. `folder` is empty on all ranks
-  /// but the first.
+  /// but those that complete one.
   BackgroundSave(std::shared_ptr<SaveSnapshot> snapshot, std::filesystem::path partial,
-                 Attached attached, std::unique_ptr<Folder> folder);
+                 Attached attached, std::unique_ptr<Folder> folder,
+                 std::optional<HostFolders> on_each_host);
   /// Gives up what has not ended: the earlier checkpoint stays.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
@@ -121,8 +131,11 @@ class BackgroundSave {
   void wait_for_file();
   /// Blocks until the thread has ended. Throws what has failed.
   void wait();
-  /// Returns the bytes of this rank's file. After `wait_for_file`.
-  uint64_t bytes() const { return bytes_; }
+  bool on_each_host() const { return on_each_host_.has_value(); }
+  /// Returns this rank's entry, where each host has a folder. After `wait`.
+  const std::string& entry() const { return entry_; }
+  /// Completes this host's folder with the entries of all ranks, if that is this rank's task.
+  void complete(const std::vector<std::string>& entries);
 
  private:
   void run(Attached attached);
@@ -132,7 +145,8 @@ class BackgroundSave {
   std::shared_ptr<SaveSnapshot> snapshot_;
   std::filesystem::path partial_;
   std::unique_ptr<Folder> folder_;
-  uint64_t bytes_ = 0;
+  std::optional<HostFolders> on_each_host_;
+  std::string entry_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool has_file_ = false;

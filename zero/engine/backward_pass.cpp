@@ -44,7 +44,7 @@ class BackwardPass::Ending {
     if (auto* pass = std::exchange(pass_, nullptr)) pass->fail_unmarked();
   }
   void complete() {
-    if (auto* pass = std::exchange(pass_, nullptr)) pass->leaving([&] { pass->end_unmarked(); });
+    if (auto* pass = std::exchange(pass_, nullptr)) pass->rethrowing([&] { pass->end_unmarked(); });
   }
   void forget() { pass_ = nullptr; }
 
@@ -56,23 +56,23 @@ BackwardPass::~BackwardPass() {
   if (const auto ending = ending_.lock()) ending->forget();
 }
 
-void BackwardPass::begin(bool holds, const std::vector<int64_t>& shared) {
+void BackwardPass::begin(bool layer_major, const std::vector<int64_t>& shared) {
   plan_.model().check();
   plan_.model().hook();
-  schedule_.begin_pass(holds);
-  reduce_.begin_backward(holds, shared, progress_.micro_batches_left() <= 1);
+  schedule_.begin_pass(layer_major);
+  reduce_.begin_pass(layer_major, shared, progress_.micro_batches_left() <= 1);
   if (plan_.timing().in_backward) update_.begin();
 }
 
 void BackwardPass::end() {
   schedule_.end_pass();
-  reduce_.end_backward();
+  reduce_.end_pass();
   progress_.end_pass();
 }
 
 // The pass, or `end`, has thrown.
 void BackwardPass::fail() {
-  reduce_.abandon_backward();
+  reduce_.drop_pass();
   // This pass has updated some weights already: the next call says that a checkpoint must be
   // loaded.
   if (reduce_.handed_over()) return;
@@ -80,7 +80,7 @@ void BackwardPass::fail() {
   progress_.restart();
 }
 
-void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
+void BackwardPass::run(bool layer_major, const std::vector<int64_t>& shared,
                        const std::function<void()>& passes) {
   {
     const std::lock_guard lock(mutex_);
@@ -94,7 +94,7 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
       ending_.reset();
       fail();
     }
-    begin(holds, shared);
+    begin(layer_major, shared);
   }
   try {
     const Mark mark(*this);
@@ -108,7 +108,7 @@ void BackwardPass::run(bool holds, const std::vector<int64_t>& shared,
 
 // Calls `f`, whose errors leave through LibTorch.
 template <class F>
-std::invoke_result_t<F> BackwardPass::leaving(F&& f) {
+std::invoke_result_t<F> BackwardPass::rethrowing(F&& f) {
   try {
     return f();
   } catch (const Error&) {
@@ -118,7 +118,7 @@ std::invoke_result_t<F> BackwardPass::leaving(F&& f) {
 }
 
 void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
-  leaving([&] {
+  rethrowing([&] {
     const std::lock_guard lock(mutex_);  // the pass must not end between the two
     try {
       if (variable.grad().defined()) begin_unmarked();
@@ -133,7 +133,7 @@ void BackwardPass::arrive(int64_t parameter, const at::Tensor& variable) {
 // Asking for a place does not begin a pass: torch::autograd::grad may ask, and its gradients are
 // the user's own.
 at::Tensor BackwardPass::place(int64_t parameter) {
-  return leaving([&] { return reduce_.place(parameter); });
+  return rethrowing([&] { return reduce_.place(parameter); });
 }
 
 // Begins a pass. It does nothing if one is under way, if the pass is another engine's, or if the

@@ -49,9 +49,10 @@ class BackwardPass final : public GradientSink {
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
 
-  /// Runs `passes` as one backward pass that belongs to this engine alone. `holds` and `shared` are
-  /// those of GradientReduction::Pass.
-  void run(bool holds, const std::vector<int64_t>& shared, const std::function<void()>& passes);
+  /// Runs `passes` as one backward pass that belongs to this engine alone. `layer_major` and
+  /// `shared` are those of GradientReduction::Pass.
+  void run(bool layer_major, const std::vector<int64_t>& shared,
+           const std::function<void()>& passes);
 
   void arrive(int64_t parameter, const at::Tensor& variable) override;
   at::Tensor place(int64_t parameter) override;
@@ -61,8 +62,8 @@ class BackwardPass final : public GradientSink {
   class Ending;
   class Mark;
   template <class F>
-  std::invoke_result_t<F> leaving(F&& f);
-  void begin(bool holds, const std::vector<int64_t>& shared);
+  std::invoke_result_t<F> rethrowing(F&& f);
+  void begin(bool layer_major, const std::vector<int64_t>& shared);
   void end();
   void fail();
   void begin_unmarked();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/in_force.h"
 #include "zero/engine/state_sink.h"
 #include "zero/engine/state_source.h"
 
@@ -37,7 +38,8 @@ optim::Sign sign_of(const Manifest::State& state) {
 std::set<std::string> moments_of(const Manifest::Parameter& parameter) {
   std::set<std::string> names;
   for (const auto& state : parameter.states) {
-    if (state.name != kParameter && state.name != kMaster) names.insert(state.name);
+    if (state.name != kParameter && state.name != kMaster && state.name != kInForce)
+      names.insert(state.name);
   }
   for (const auto& [name, shape] : parameter.factored) names.insert(name);
   return names;
@@ -212,6 +214,14 @@ class SliceReader final : public StateSource {
     return values.narrow(0, elements.begin - blocks.begin, elements.size());
   }
 
+  bool has_in_force() const override { return zero::has_in_force(manifest_); }
+
+  at::Tensor in_force(int64_t parameter, Range elements) const override {
+    const auto* stored = theirs(parameter).find(kInForce);
+    if (stored == nullptr) return read(parameter, State::parameters, elements);
+    return gather(places_[static_cast<size_t>(parameter)], *stored, elements);
+  }
+
   at::Tensor factored(int64_t parameter, std::string_view state) const override {
     const auto& from = theirs(parameter);
     if (from.factored.empty()) return {};
@@ -297,6 +307,38 @@ class SliceReader final : public StateSource {
 };
 
 }  // namespace
+
+std::vector<std::string> files_needed(const StateParts& parts, const std::filesystem::path& folder,
+                                      const Manifest& manifest, int rank) {
+  const auto places = Suits(folder, manifest).check(describe(parts, {}));
+  std::vector<std::vector<Range>> mine(manifest.parameters.size());  // whole blocks of 8-bit codes
+  for (int64_t u = 0; u < parts.layout.unit_count(); ++u) {
+    for (const auto& segment : parts.layout.unit(u).segments) {
+      const auto owned = partition::intersect(segment.range(), parts.table.plan(u).owned);
+      if (owned.begin >= owned.end) continue;
+      constexpr int64_t kBlock = optim::kCodedBlock;
+      mine[places[static_cast<size_t>(segment.parameter)]].push_back(
+          {(owned.begin - segment.offset) / kBlock * kBlock,
+           at::round_up(owned.end - segment.offset, kBlock)});
+    }
+  }
+  const bool factored =
+      std::any_of(manifest.parameters.begin(), manifest.parameters.end(),
+                  [](const Manifest::Parameter& parameter) { return !parameter.factored.empty(); });
+  std::vector<std::string> names;
+  for (const auto& file : manifest.files) {
+    const auto is_needed = [&](const Manifest::Slice& slice) {
+      const auto& ranges = mine[static_cast<size_t>(slice.parameter)];
+      return std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {
+        return slice.begin < range.end && range.begin < slice.end;
+      });
+    };
+    if (&file == &manifest.file_of(rank) || (factored && &file == &manifest.files.front()) ||
+        std::any_of(file.slices.begin(), file.slices.end(), is_needed))
+      names.push_back(file.name);
+  }
+  return names;
+}
 
 std::unique_ptr<StateSource> open_slices(const StateParts& parts,
                                          const std::filesystem::path& folder, Manifest manifest,

@@ -7,7 +7,6 @@
 #include <iterator>
 #include <limits>
 #include <string_view>
-#include <utility>
 
 namespace zero {
 

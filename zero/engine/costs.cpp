@@ -4,10 +4,11 @@
 
 #include <algorithm>
 
+#include "zero/base/error.h"
 #include "zero/comm/quantise_kernels.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/engine/state_table.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #include "zero/store/checksums.h"
 #include "zero/store/disk_tier.h"
 
@@ -40,11 +41,11 @@ std::vector<DiskTier::Unit> arrays_on_disk(const PlannedStep& step) {
                                    step.timing.keeps_old_states);
 }
 
-int64_t passes_of_update(const UnitPlan& plan) {
+int64_t sweeps_of_update(const UnitPlan& plan) {
   return plan.reach == optim::Reach::element ? 1 : 2;
 }
 
-// Returns whether the ranks show their new parameters to the other ranks that hold slices of them.
+// Returns whether ranks send new parameters to each other when they publish them.
 bool publishes(const PlannedStep& step) {
   return step.sharded.optimizer && (!step.sharded.parameters || step.kept_on_hosts);
 }
@@ -75,7 +76,7 @@ void add_crossing(const PlannedStep& step, const UnitPlan& plan, paging::UnitCos
   }
   costs.update_down = slice;
   if (!plan.own_master() && !step.timing.keeps_old_parameters())
-    costs.update_up = passes_of_update(plan) * slice;
+    costs.update_up = sweeps_of_update(plan) * slice;
 }
 
 // Adds the bytes of gradients on their way to the place where the update reads them.
@@ -84,8 +85,8 @@ void add_gradients(const PlannedStep& step, const UnitPlan& plan, paging::UnitCo
   if (plan.gradients_at == Tier::disk) {
     costs.reduce_write = costs.reduce_read = bytes_on_disk(plan, State::gradients);
   } else if (plan.gradients_at == Tier::host && step.sharded.gradients) {
-    costs.reduce_down = owned * bytes(plan.gradients.sum(true));
-    costs.reduce_down_next = owned * bytes(plan.gradients.sum(false));
+    costs.reduce_down = owned * bytes(plan.gradients.sum_dtype(true));
+    costs.reduce_down_next = owned * bytes(plan.gradients.sum_dtype(false));
   } else if (plan.gradients_at == Tier::host) {
     costs.reduce_down = owned * bytes(plan.gradient_dtype);
   }
@@ -93,18 +94,18 @@ void add_gradients(const PlannedStep& step, const UnitPlan& plan, paging::UnitCo
 
 void add_update(const PlannedStep& step, const UnitPlan& plan, const DiskTier::Unit& on_disk,
                 paging::UnitCosts& costs) {
-  const int64_t passes = passes_of_update(plan);
+  const int64_t sweeps = sweeps_of_update(plan);
   const int64_t owned = plan.owned.size();
   const auto columns = plan.columns_on_disk();
   for (size_t i = 0; i < columns.size(); ++i) {
-    const int64_t moved = passes * bytes_on_disk(plan, columns[i]);
+    const int64_t moved = sweeps * bytes_on_disk(plan, columns[i]);
     if (on_disk.arrays[i].read) costs.update_read += moved;
     if (on_disk.arrays[i].write) costs.update_write += moved;
   }
   add_crossing(step, plan, costs);
-  costs.update = passes * (owned * (bytes(plan.gradient_dtype) + bytes(plan.dtype)) +
+  costs.update = sweeps * (owned * (bytes(plan.gradient_dtype) + bytes(plan.dtype)) +
                            2 * plan.optimizer_bytes(owned));
-  costs.updated_on_host = plan.states_at != Tier::device;
+  costs.updated_on_host = plan.optimizer_at != Tier::device;
 }
 
 paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier::Unit& on_disk) {
@@ -135,18 +136,18 @@ void add(const MessageBytes& message, int64_t times, int64_t& sent, int64_t& lea
   leaves += times * message.leaves;
 }
 
-// Adds the bytes of a unit's parameters to the other ranks. With `shows` the step ends by
+// Adds the bytes of a unit's parameters to the other ranks. With `published` the step ends by
 // publishing the units that it has trained.
 void add_gathers(const PlannedStep& step, const UnitPlan& plan, const UnitMessages& messages,
-                 bool shows, TrafficFormula& sum) {
+                 bool published, TrafficFormula& sum) {
   if (!step.sharded.optimizer) return;
-  const int64_t shown = plan.trainable && shows ? 1 : 0;
-  const int64_t gathers = step.sharded.parameters ? 2 * step.passes : shown;
+  const int64_t times_published = plan.trainable && published ? 1 : 0;
+  const int64_t gathers = step.sharded.parameters ? 2 * step.passes : times_published;
   auto& sent = sum.all_gather;
   auto& leaves = sum.all_gather_link;
   if (step.kept_on_hosts) {  // once to each host, where they are read
-    add(messages.gather_in_host, gathers - shown, sent, leaves);
-    add(messages.gather, shown, sent, leaves);
+    add(messages.gather_in_host, gathers - times_published, sent, leaves);
+    add(messages.gather, times_published, sent, leaves);
   } else {
     add(messages.gather, gathers, sent, leaves);
   }
@@ -183,13 +184,14 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
           .sharded = sharded,
           .timing = UpdateTiming::of(config, sharded),
           .passes = config.layer_major_accumulation ? 1 : config.gradient_accumulation_steps,
-          .kept_on_hosts = config.hpz_partition_size > 1 && grid.block().hosts > 1,
+          .kept_on_hosts = config.hpz_partition_size > 1 && grid.shard_group().hosts > 1,
           .feedback = config.quantised.feedback.has_value(),
-          .pass_batches = batch_passes(layout, units, model, grid.shards,
-                                       sharded.optimizer && grid.shards > 1)};
+          .sweep_batches = batch_sweeps(layout, units, model, grid.shards,
+                                        sharded.optimizer && grid.shards > 1)};
 }
 
 partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
+  ensure(tier != Tier::disk, "disk_bytes counts what is on a disk");
   partition::LayoutMemory sum;
   // The host has the elements that a rank updates; replicated gradients add up on the device before
   // that.
@@ -209,7 +211,7 @@ partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
                                     : plan.gradients_at;
       const bool kept = host || !step.timing.in_backward;
       if (gradients_at == tier && kept) of.gradient = bytes(plan.gradient_dtype);
-      if (plan.states_at == tier) {
+      if (plan.optimizer_at == tier) {
         const int64_t bytes = plan.optimizer_bytes(partition::kAlignment);
         of.optimizer = bytes / partition::kAlignment;
         of.scales = bytes % partition::kAlignment;
@@ -231,7 +233,7 @@ partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
       sum.padding += share - content / step.grid.ranks_a_host;
       if (!plan.parameter_link.quantised()) {
         sum.parameters -= unit.parameters;
-        sum.padding -= unit.parameters - content / step.layout.world_size();
+        sum.padding -= unit.parameters - content / step.layout.shards();
       }
     }
     // The rounding errors of quantised sums are stored for the next ones.
@@ -258,16 +260,16 @@ int64_t disk_bytes(const PlannedStep& step) {
 UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
   const auto& unit = step.layout.unit(u);
   const auto& plan = plan_of(step, u);
-  const auto block = step.grid.block();
+  const auto shard_group = step.grid.shard_group();
   UnitMessages messages;
   messages.gather =
-      all_gather(block, unit.numel, raw(plan.dtype), plan.parameter_link.counted(plan.dtype));
-  messages.gather_in_host.sent = partition::share_sent(unit.bytes(), block.ranks_a_host);
+      all_gather(shard_group, unit.numel, raw(plan.dtype), plan.parameter_link.counted(plan.dtype));
+  messages.gather_in_host.sent = partition::share_sent(unit.bytes(), shard_group.ranks_a_host);
   if (!plan.trainable) return messages;
   const auto& form = plan.gradients;
   for (const size_t pass : {0, 1}) {
     const bool first = pass == 0;
-    const auto sent = form.sent(first);
+    const auto sent = form.sent_dtype(first);
     const auto across = form.link.counted(sent);
     if (!step.sharded.optimizer) {
       const auto all = step.grid.all();
@@ -275,12 +277,12 @@ UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
                                all_reduce_link_bytes(all, unit.numel, across) / all.ranks_a_host};
       continue;
     }
-    messages.reduce[pass] = reduce_scatter(block, unit.numel, raw(sent), across);
+    messages.reduce[pass] = reduce_scatter(shard_group, unit.numel, raw(sent), across);
     if (step.grid.replicas() == 1) continue;
     const auto same = step.grid.same_slices();
     const int64_t numel = step.layout.slice_numel(u);
-    const auto partial = raw(form.sent_on(first));
-    const auto whole = raw(form.sum(first));
+    const auto partial = raw(form.sent_on_dtype(first));
+    const auto whole = raw(form.sum_dtype(first));
     messages.reduce_over_replicas[pass] = reduce_scatter(same, numel, partial, partial);
     messages.gather_over_replicas[pass] = all_gather(same, numel, whole, whole);
   }
@@ -300,7 +302,7 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
   const auto costs = unit_costs(step);
   const bool updates = updated || step.timing.keeps_old_states;
   // If updates run beside other work, the code that ends them publishes the units.
-  const bool shows = updated || step.timing.any_beside(step.units) || step.sharded.parameters;
+  const bool published = updated || step.timing.any_beside(step.units) || step.sharded.parameters;
   TrafficFormula sum;
   for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
     const auto& plan = plan_of(step, u);
@@ -316,14 +318,14 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
       sum.host_down += unit.update_down;
     }
     const auto messages = unit_messages(step, u);
-    add_gathers(step, plan, messages, shows, sum);
+    add_gathers(step, plan, messages, published, sum);
     if (plan.trainable) add_reductions(step, plan, messages, sum);
   }
   if (!updated) return sum;
   const partition::Wire byte{.bits = 8};
-  for (const auto& batch : step.pass_batches) {
+  for (const auto& batch : step.sweep_batches) {
     for (const int64_t gathered : batch.gathered_bytes)
-      add(all_gather(step.grid.block(), gathered, byte, byte), 1, sum.all_gather,
+      add(all_gather(step.grid.shard_group(), gathered, byte, byte), 1, sum.all_gather,
           sum.all_gather_link);
   }
   return sum;

@@ -9,9 +9,9 @@
 //   gathers      stage 3: two for each of k passes, one for forward and one for backward;
 //                stages 1 and 2: one, of the updated parameters; stage 0: none
 //   reductions   stages 2 and 3: one for each pass; stages 0 and 1: one
-//   updates      one, in which an optimizer of two passes (two_passes.h) reads its states twice
+//   updates      one, in which an optimizer of two sweeps (two_sweeps.h) reads its states twice
 // k is the number of micro-batches, or one where all of them pass one layer before the next.
-// Formulas of single collectives are in partition/formulas.h, beside the papers' own.
+// Formulas of single collectives are in partition/link_bytes.h.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 
 #include "zero/config/config.h"
 #include "zero/engine/model_shape.h"
-#include "zero/engine/pass_batches.h"
+#include "zero/engine/sweep_batches.h"
 #include "zero/engine/traffic_formula.h"
 #include "zero/engine/unit_plan.h"
 #include "zero/engine/update_timing.h"
@@ -48,8 +48,8 @@ struct PlannedStep {
   bool feedback = false;
   /// Stage 3: operators read units where they lie, so that a gather sends nothing.
   bool in_place = false;
-  /// The exchanges of updates in two passes.
-  std::vector<PassBatch> pass_batches{};
+  /// The exchanges of updates in two sweeps.
+  std::vector<SweepBatch> sweep_batches{};
 };
 
 /// Returns the step of `units`, which plan_units has made of the same model, configuration and

@@ -23,36 +23,30 @@ class DeviceSums : public GradientSums {
              bool takes_norms = false)
       : GradientSums(context, takes_norms) {
     if (!context_.settings.doubled) return;
-    other_.resize(static_cast<size_t>(context_.layout.unit_count()));
-    for (const int64_t u : units) {
-      const auto make = [&](Category category) {
-        return device_zeros(numel(u), dtype(u), context_.table.device(), context_.table.ledger(),
-                            category);
-      };
-      cell(u) = make(Category::gradients);
-      other_[static_cast<size_t>(u)] = make(Category::offload_buffers);
-    }
+    make_cells(units, Category::gradients, Category::offload_buffers, [&](int64_t u, Category as) {
+      return device_zeros(numel(u), dtype(u), context_.table.device(), context_.table.ledger(), as);
+    });
   }
 
   void prepare(Reduction& reduction) override {
-    reduction.output = reduction.adds        ? context_.pool.take(numel(reduction.unit), at::kFloat)
+    reduction.output = reduction.accumulates ? take_output(reduction)
                        : in_place(reduction) ? part_of_bucket(reduction)
                                              : make(reduction.unit);
   }
 
-  void receive(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     auto& sum = cell(reduction.unit);
     if (in_place(reduction)) {
       reduction.output = at::Tensor();
       sum = cut_slice(reduction);
       return;
     }
-    if (reduction.adds) add_output(sum, reduction);
+    if (reduction.accumulates) add_output(sum, reduction);
     give_bucket(reduction);
   }
 
   void drop(Reduction reduction) override {
-    if (reduction.adds) context_.pool.give(std::move(reduction.output));
+    if (reduction.accumulates) context_.pool.give(std::move(reduction.output));
     give_bucket(reduction);
   }
 
@@ -67,14 +61,8 @@ class DeviceSums : public GradientSums {
     return context_.placement.part_of(slice(unit));
   }
 
-  at::Tensor detach(int64_t unit) override {
-    auto detached = cell(unit);
-    if (!other_.empty()) std::swap(cell(unit), other_[static_cast<size_t>(unit)]);
-    return detached;
-  }
-
   void clear(int64_t unit) override {
-    if (other_.empty()) cell(unit) = at::Tensor();
+    if (!context_.settings.doubled) cell(unit) = at::Tensor();
   }
 
  protected:
@@ -83,7 +71,7 @@ class DeviceSums : public GradientSums {
 
   // Returns whether the sum takes the place of the slice in the bucket, which is then a gradient.
   bool in_place(const Reduction& reduction) const {
-    return !reduction.adds && !reduction.bucket.pooled && other_.empty() &&
+    return !reduction.accumulates && !reduction.bucket.pooled && !context_.settings.doubled &&
            dtype(reduction.unit) == reduction.bucket.array.scalar_type();
   }
 
@@ -104,10 +92,6 @@ class DeviceSums : public GradientSums {
     return host_part(std::move(reduction.bucket.array), slice * context_.placement.shards->rank(),
                      slice, context_.table.ledger(), category());
   }
-
- private:
-  // If sums are doubled, these are the ones that the update reads or the ones of the next step.
-  std::vector<at::Tensor> other_;
 };
 
 // Hands sums over for updates in backward. A sum that the update does not want stays.
@@ -122,7 +106,7 @@ class HandedSums final : public DeviceSums {
     reduction.output = reduction.sum.defined() ? reduction.sum : part_of_bucket(reduction);
   }
 
-  void receive(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     auto sum = std::move(reduction.sum);
     reduction.output = at::Tensor();
     if (sum.defined()) {
@@ -132,7 +116,7 @@ class HandedSums final : public DeviceSums {
     }
     const int64_t unit = reduction.unit;
     if (take_norm(unit, sum).finite && hand_over_.wants(unit)) {
-      hand_over_.give(unit, std::move(sum));
+      hand_over_.hand_over(unit, std::move(sum));
     } else {
       cell(unit) = std::move(sum);
     }

@@ -27,7 +27,7 @@ namespace {
 // Reads slices to buffers, ahead of their gathers.
 class BufferedSlices final : public SliceSource {
  public:
-  BufferedSlices(StateTable& table, LateUpdates& updates, DiskReads options)
+  BufferedSlices(StateTable& table, PendingUpdates& updates, DiskReads options)
       : table_(table),
         updates_(updates),
         options_(options),
@@ -53,7 +53,7 @@ class BufferedSlices final : public SliceSource {
   Buffer take_buffer(int64_t bytes);
 
   StateTable& table_;
-  LateUpdates& updates_;
+  PendingUpdates& updates_;
   DiskReads options_;
   std::mutex mutex_;             // guards the members below
   std::vector<Read> reads_;      // by unit
@@ -63,7 +63,7 @@ class BufferedSlices final : public SliceSource {
 };
 
 at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
-  updates_.complete(unit);
+  updates_.complete_before_read(unit);
   auto& read = reads_[static_cast<size_t>(unit)];
   {
     const std::lock_guard lock(mutex_);
@@ -75,8 +75,8 @@ at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
   const auto slice =
       read.buffer.memory.view(plan.dtype).narrow(0, 0, table_.layout().slice_numel(unit));
   if (!plan.comes_up()) return slice;
-  table_.link().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
-                   read.buffer.sent);
+  table_.copier().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
+                     read.buffer.sent);
   return place;
 }
 
@@ -146,13 +146,13 @@ BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
 // Reads the slices of a rank that is alone, which are whole units, straight to their place.
 class DirectSlices final : public SliceSource {
  public:
-  DirectSlices(StateTable& table, LateUpdates& updates)
+  DirectSlices(StateTable& table, PendingUpdates& updates)
       : table_(table),
         updates_(updates),
         transfers_(static_cast<size_t>(table.layout().unit_count())) {}
 
   at::Tensor bring(int64_t unit, const at::Tensor& place) override {
-    updates_.complete(unit);
+    updates_.complete_before_read(unit);
     transfer(unit) = table_.start_read(unit, State::parameters, place.data_ptr());
     return {};
   }
@@ -165,13 +165,14 @@ class DirectSlices final : public SliceSource {
   store::Transfer& transfer(int64_t unit) { return transfers_[static_cast<size_t>(unit)]; }
 
   StateTable& table_;
-  LateUpdates& updates_;
+  PendingUpdates& updates_;
   std::vector<store::Transfer> transfers_;  // by unit
 };
 
 }  // namespace
 
-std::unique_ptr<SliceSource> disk_slices(StateTable& table, LateUpdates& updates, DiskReads reads) {
+std::unique_ptr<SliceSource> disk_slices(StateTable& table, PendingUpdates& updates,
+                                         DiskReads reads) {
   if (table.group().size() == 1 && table.device().is_cpu())
     return std::make_unique<DirectSlices>(table, updates);
   return std::make_unique<BufferedSlices>(table, updates, reads);

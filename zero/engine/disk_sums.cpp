@@ -18,15 +18,15 @@ class DiskSums final : public GradientSums {
 
   void prepare(Reduction& reduction) override {
     const int64_t unit = reduction.unit;
-    if (reduction.adds) reduction.output = context_.pool.take(numel(unit), at::kFloat);
+    if (reduction.accumulates) reduction.output = take_output(reduction);
     reduction.sum = context_.pool.take(numel(unit), dtype(unit));
-    if (!reduction.adds) reduction.output = reduction.sum;
+    if (!reduction.accumulates) reduction.output = reduction.sum;
   }
 
-  void receive(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     const int64_t unit = reduction.unit;
     auto sum = std::move(reduction.sum);
-    if (reduction.adds) {
+    if (reduction.accumulates) {
       wait();  // this unit's sum may be among those being written
       auto read = table().start_read(unit, State::gradients, sum.mutable_data_ptr());
       table().wait(read);
@@ -38,7 +38,7 @@ class DiskSums final : public GradientSums {
   }
 
   void drop(Reduction reduction) override {
-    if (reduction.adds) context_.pool.give(std::move(reduction.output));
+    if (reduction.accumulates) context_.pool.give(std::move(reduction.output));
     reduction.output = at::Tensor();
     context_.pool.give(std::move(reduction.sum));
     give_bucket(reduction);

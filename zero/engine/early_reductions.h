@@ -15,7 +15,8 @@
 // that have been reduced (a second loss, `backward` several times before `step`, a weight that
 // reentrant checkpoints share), they add up in a bucket, whose sum over ranks is added to the
 // unit's when the step ends. From then on all units are reduced when the step ends. The same
-// follows if zero_grad drops gradients that were reduced early. Mostly the first step shows it.
+// follows if zero_grad drops gradients that were reduced early. A program that does so mostly does
+// it in its first step already.
 #pragma once
 
 #include <cstdint>
@@ -38,25 +39,25 @@ class EarlyReductions {
   /// Returns whether this rank has seen a reason not to reduce early.
   bool refuses() const { return refuses_; }
 
-  /// A pass begins. `last`: no other pass of this step follows, as far as is known. `holds`: it
-  /// brings the gradients of several micro-batches.
-  void begin_pass(bool last, bool holds) {
+  /// A pass begins. `last`: no other pass of this step follows, as far as is known. `layer_major`:
+  /// it brings the gradients of several micro-batches.
+  void begin_pass(bool last, bool layer_major) {
     const bool first = phase_ == Phase::open;
     if (last && !first) refuses_ = true;  // so the one before was not the last
-    if (last && first && on_ && !holds) {
+    if (last && first && on_ && !layer_major) {
       phase_ = Phase::last_pass;
     } else if ((last && first) || phase_ == Phase::last_pass) {
       phase_ = Phase::at_the_end;
     }
   }
   /// A second gradient came for a parameter in the last pass.
-  void came_again() { refuses_ = true; }
+  void arrived_again() { refuses_ = true; }
   void begin() { phase_ = Phase::begun; }
   /// All ranks know whether one of them refuses.
   void agree(bool refused) { on_ = on_ && !refused; }
-  /// A step begins. The gradients of the one before were used (`finished`) or are dropped.
-  void clear(bool finished) {
-    if (!finished && begun()) refuses_ = true;
+  /// A step begins. The gradients of the one before were used (`completed`) or are dropped.
+  void clear(bool completed) {
+    if (!completed && begun()) refuses_ = true;
     phase_ = Phase::open;
   }
 

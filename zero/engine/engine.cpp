@@ -114,11 +114,12 @@ std::vector<ParameterGroup> Engine::groups_of(const Config& config) {
 namespace {
 
 // Runs `passes`, whose gradients go to the table.
-void run_pass(const EnginePlan& plan, const MemoryBudget& memory, const Flows& flows, bool holds,
-              const std::vector<int64_t>& shared, const std::function<void()>& passes) {
+void run_pass(const EnginePlan& plan, const MemoryBudget& memory, const Flows& flows,
+              bool layer_major, const std::vector<int64_t>& shared,
+              const std::function<void()>& passes) {
   const Timeline::Scope phase(*plan.group().accounts().timeline, Activity::backward);
   try {
-    flows.pass().run(holds, shared, passes);
+    flows.pass().run(layer_major, shared, passes);
   } catch (const c10::OutOfMemoryError& error) {
     throw memory.explained(error);
   }
@@ -168,7 +169,7 @@ void Engine::accumulate(int64_t micro_batches,
     indices.push_back(*found);
   }
   run_pass(impl.plan, impl.memory, impl.flows, true, indices,
-           [&] { passes([&] { impl.flows.reduce().reduce_held(); }); });
+           [&] { passes([&] { impl.flows.reduce().reduce_ready(); }); });
   impl.progress.pass_together(micro_batches);
 }
 
@@ -248,22 +249,22 @@ StepResult Engine::step(bool update) {
   if (!progress.end_micro_batch()) return {.step = progress.steps()};
   plan.model().check_names();
   std::optional<paging::Pager::Change> change;
-  if (auto* pages = pager()) change.emplace(*pages);
-  flows.reduce().finish();
+  if (auto* pager = this->pager()) change.emplace(*pager);
+  flows.reduce().complete();
   StepResult result{.boundary = true, .step = progress.steps()};
   // Sums over ranks and micro-batches become the mean here. (With update_in_backward this happens
-  // in UpdateSchedule::take_up; prescaling divides before the sums.)
+  // in UpdateSchedule::update_in_backward; prescaling divides before the sums.)
   double scale = progress.mean_scale();
   const auto& rates = impl.hyper_parameters;
-  auto global = global_norm(plan, flows.reduce().norms(), flows.writes().written_units(),
-                            rates.hash(config().gradient_clipping));
-  result.grad_norm = global.norm * scale;
-  flows.writes().set_frozen_written(std::move(global.frozen_written));
-  rates.check_same(global.settings, group().rank(), config().gradient_clipping);
+  auto agreed = agree_on_step(plan, flows.reduce().norms(), flows.writes().written_units(),
+                              rates.hash(config().gradient_clipping));
+  result.grad_norm = agreed.norm * scale;
+  flows.writes().set_frozen_written(std::move(agreed.frozen_written));
+  rates.check_same(agreed.settings, group().rank(), config().gradient_clipping);
   if (in_backward)
     flows.writes().refuse("in a step whose backward updates it (update_in_backward)");
-  if (global.written) check_writes(plan, flows, "before Engine::step");
-  result.updated = update && (global.finite || (config().bf16 && !config().check_grad_overflow));
+  if (agreed.written) check_writes(plan, flows, "before Engine::step");
+  result.updated = update && (agreed.finite || (config().bf16 && !config().check_grad_overflow));
   if (!result.updated && plan.timing().keeps_old_states) {
     flows.schedule().take_back_updates();
   } else if (!result.updated && in_backward) {
@@ -275,10 +276,10 @@ StepResult Engine::step(bool update) {
   if (result.updated) scale *= clipping_factor(result.grad_norm, config().gradient_clipping);
   flows.gather().settle();
   flows.schedule().finish();  // the delayed updates of the step before
-  progress.restart();         // from here on nothing is refused
+  progress.restart();         // from here on the step cannot be repeated
   flows.writes().commit();
   flows.writes().invalidate();
-  if (auto* pages = pager()) pages->end_step();
+  if (auto* pager = this->pager()) pager->end_step();
   if (result.updated) {
     flows.schedule().start(scale, progress.steps());
     progress.set_steps(progress.steps() + 1);
@@ -299,7 +300,7 @@ StepResult Engine::step(bool update) {
   // A step that was skipped has not allocated the memory that an update takes.
   if (result.updated) impl.memory.spend(flows);
   impl.recording.end_step(result.updated, flows);
-  adapt_loss_scale(global.finite, progress, flows.reduce(), result);
+  adapt_loss_scale(agreed.finite, progress, flows.reduce(), result);
   return result;
 }
 

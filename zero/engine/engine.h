@@ -197,24 +197,25 @@ class Engine {
   /// Sets the largest norm of the mean gradient, from the next step on; 0 clips nothing. Must be
   /// the same on every rank. Throws ConfigError if it is negative.
   void set_gradient_clipping(double norm);
-  /// Sets the learning rate of group `index` from the next update on. The parameters of a Muon
-  /// group that AdamW trains are a group of their own behind the given groups. Its learning rate
-  /// follows, at the same ratio, and may be set afterwards.
+  /// Sets the learning rate of parameter group `index` from the next update on. The parameters of a
+  /// Muon group that AdamW trains are a group of their own behind the given groups. Its learning
+  /// rate follows, at the same ratio, and may be set afterwards.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
-  /// Returns the hyper-parameters of group `index`, with the learning rate in force.
+  /// Returns the hyper-parameters of parameter group `index`, with the learning rate in force.
   Optimizer optimizer(size_t index = 0) const;
-  /// Sets the hyper-parameters of group `index` from the next update on, its learning rate among
-  /// them: for schedules of betas, momentum or weight decay. Must be the same on every rank. Throws
-  /// ConfigError for a value that cannot be used, for another optimizer than the group has, and for
-  /// one with other states (SGD without momentum for SGD with it); the group then stays as it was.
-  /// The parameters of a Muon group that AdamW trains follow.
+  /// Sets the hyper-parameters of parameter group `index` from the next update on, its learning
+  /// rate among them: for schedules of betas, momentum or weight decay. Must be the same on every
+  /// rank. Throws ConfigError for a value that cannot be used, for another optimizer than the group
+  /// has, and for one with other states (SGD without momentum for SGD with it); the group then
+  /// stays as it was. The parameters of a Muon group that AdamW trains follow.
   void set_optimizer(const Optimizer& optimizer, size_t index = 0);
   /// Does the same as `set_optimizer` with other betas. Throws ConfigError if the group's optimizer
   /// has none.
   void set_betas(double beta1, double beta2, size_t index = 0);
+  /// Returns the number of parameter groups.
   size_t group_count() const;
-  /// Returns the L2 norm of the mean gradient of each group's parameters, before clipping; NaN if a
+  /// Returns the L2 norm of the mean gradient of each parameter group, before clipping; NaN if a
   /// gradient is not finite. It takes a pass over the gradients. Call it between a step's last
   /// backward and `step`: elsewhere it throws Error, and with update_in_backward ConfigError. The
   /// result is the same on every rank, and equal bit for bit wherever the gradients are.
@@ -273,7 +274,9 @@ class Engine {
   /// scale and checksums. `folder` appears, by renaming, when all is whole; an earlier save in it
   /// stays until then, and goes with all other files there. What a rank has `attached`, any UTF-8
   /// texts by name, is kept with it. Collective. Throws CheckpointError on every rank if any fails,
-  /// or if `folder` holds files and no earlier save, or folders.
+  /// or if `folder` holds files and no earlier save, or folders. It changes nothing in the run: a
+  /// delayed update is computed, and its parameters come into force in the next step, as ever. The
+  /// checkpoint has both the new parameters and those in force.
   ///
   /// With SaveOptions::background it returns when the parameters and buffers are copied, and a
   /// thread writes the states of that moment beside the steps that follow (Note [Saving beside
@@ -292,6 +295,8 @@ class Engine {
   /// master weights and moments may have other dtypes than before, and are rounded where they get
   /// fewer bits. Moments and step counts of parameters that were frozen then begin at zero. Every
   /// byte is checked before anything changes. The step under way is dropped, even if it has failed.
+  /// An update that was delayed then is delayed again where this engine delays updates
+  /// (Config::offload_optimizer), and else complete.
   /// Returns the texts that this rank had attached. If more ranks load than have saved, each rank
   /// beyond those takes the texts and buffers of the rank with its number modulo the number that
   /// saved. A checkpoint of an earlier version loads only at the same stage, ranks and unit size.
@@ -299,6 +304,10 @@ class Engine {
   /// or not as it was written, CheckpointError if it is of another model (names or shapes) or of
   /// another kind of optimizer.
   Attached load(const std::string& folder);
+  /// Does the same with a checkpoint of SaveOptions::on_each_host: `folder` is this host's, has the
+  /// manifest, and may lack files. `fetch` is called once on each rank, with the names of the files
+  /// that this rank needs; these alone are checked. Collective.
+  Attached load_on_each_host(const std::string& folder, const FetchFiles& fetch);
   /// Writes the full fp32 parameters and optimizer states, and rank 0's buffers, to one safetensors
   /// file (rank 0 writes, one unit at a time). Collective.
   void save_full(const std::string& file);
@@ -316,6 +325,7 @@ class Engine {
   std::vector<Divergence> diverged_parameters();
 
   const Config& config() const;
+  /// Returns the ranks that train together.
   comm::Group& group();
   /// Returns the number of updates applied so far.
   int64_t steps() const;

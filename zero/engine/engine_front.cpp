@@ -74,7 +74,7 @@ std::vector<double> Engine::group_norms() {
   impl_->progress.check_gradients_kept();
   impl_->progress.check_whole_step();
   auto& reduce = impl_->flows.reduce();
-  reduce.finish();
+  reduce.complete();
   auto norms = zero::group_norms(impl_->plan, reduce);
   for (auto& norm : norms) norm *= impl_->progress.mean_scale();
   return norms;
@@ -113,7 +113,7 @@ partition::LayoutMemory Engine::host_memory_formula() const {
 TrafficFormula Engine::traffic_formula(bool updated) const {
   return planned_traffic(impl_->plan.step(), updated);
 }
-DeviceTraffic Engine::host_traffic() const { return impl_->flows.table().link().counts(); }
+DeviceTraffic Engine::host_traffic() const { return impl_->flows.table().copier().counts(); }
 DiskUse Engine::disk() const { return impl_->flows.table().disk_use(); }
 OutOfMemory Engine::explained(const c10::OutOfMemoryError& error) const {
   return impl_->memory.explained(error);

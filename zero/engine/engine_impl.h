@@ -37,13 +37,15 @@ struct Engine::Impl {
   StateChanges changes{plan, progress, flows};
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
   std::vector<uint8_t> gradients_used;     // by parameter, in the last step
+  at::Tensor save_memory;                  // of the copies of a save in the background
   std::unique_ptr<BackgroundSave> saving;  // the save that is not completed; ends first
 
   // Saving and loading (state_io.cpp).
   StateParts parts();
   Progress saved_progress() const;
-  /// Returns the manifest of a save of now, without files.
-  Manifest manifest();
+  /// Returns the manifest of a save of now, without files. With `delayed` it also has the
+  /// parameters in force.
+  Manifest manifest(bool delayed);
   /// Opens a source, which checks it on every rank, and puts its states in place of the engine's.
   /// Collective.
   void load_states(std::string_view label,

@@ -7,8 +7,9 @@
 #include "zero/base/error.h"
 #include "zero/engine/fits.h"
 #include "zero/engine/on_device.h"
-#include "zero/engine/plan.h"
-#include "zero/optim/passes.h"
+#include "zero/engine/plan_units.h"
+#include "zero/engine/tiers.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 
@@ -49,7 +50,7 @@ EnginePlan::EnginePlan(NamedTensors tensors, const std::vector<ParameterGroup>& 
 void EnginePlan::check_passes() const {
   const auto refuse = [](const Optimizer& optimizer, std::string_view what, std::string_view why) {
     throw ConfigError(fmt::format(
-        "{}, and an optimizer is {}, whose update takes two passes: {} Leave the key out, "
+        "{}, and an optimizer is {}, whose update takes two sweeps: {} Leave the key out, "
         "or use an optimizer that updates elements by themselves (AdamW).",
         what, optim::name(optimizer), why));
   };

@@ -23,7 +23,7 @@ optim::Interval FactorExchange::owned(const Matrix& matrix) const {
   return part_of(matrix, table_.plan(layout_.unit_of(matrix.parameter)).owned);
 }
 
-void FactorExchange::add_batch(const PassBatch& planned) {
+void FactorExchange::add_batch(const SweepBatch& planned) {
   Batch batch{.message = planned.factor_message};
   for (const int64_t u : planned.units) {
     if (planned.reach != optim::Reach::factors) break;

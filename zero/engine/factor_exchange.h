@@ -1,4 +1,4 @@
-// The exchange between the two passes of parameters whose second moments are factored: the ranks
+// The exchange between the two sweeps of parameters whose second moments are factored: the ranks
 // tell each other about the rows and columns of their slices. Note [Sums by rows and columns] in
 // zero/optim/factors.h.
 #pragma once
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "zero/engine/factored_states.h"
-#include "zero/engine/pass_batches.h"
 #include "zero/engine/state_table.h"
-#include "zero/optim/passes.h"
+#include "zero/engine/sweep_batches.h"
+#include "zero/optim/sweeps.h"
 #include "zero/partition/layout.h"
 
 namespace zero {
@@ -25,14 +25,14 @@ class FactorExchange {
 
   /// Adds a batch; the first one has number 0. A batch of another reach than Reach::factors is
   /// empty here.
-  void add_batch(const PassBatch& planned);
+  void add_batch(const SweepBatch& planned);
 
   /// An update of a parameter under way.
   struct Turn {
     int64_t step = 0;  ///< 0: it has no update
     Adafactor optimizer{};
   };
-  /// Computes the new rows and columns of a batch after its first passes. `directions` has, by
+  /// Computes the new rows and columns of a batch after its first sweeps. `directions` has, by
   /// unit, the gradients of the owned elements, and directions take their place; their squares are
   /// added to `norms`. `turns` and `norms` are by parameter. Collective if the batch is sliced.
   void exchange(size_t batch, const std::vector<Turn>& turns,

@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <exception>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -47,7 +46,7 @@ std::unique_ptr<store::DiskTier> make_disk(const EnginePlan& plan) {
 // All refusals have come before this; from here on the model changes.
 Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hyper_parameters,
              MemoryBudget& memory, const StepRecording& recording)
-    : link_(plan.model().device()) {
+    : copier_(plan.model().device()) {
   const c10::NoGradGuard no_grad;
   auto& model = plan.model();
   model.take_over();
@@ -85,7 +84,7 @@ void Flows::make_table(const EnginePlan& plan) {
       plan.model().device().is_cpu() && (plan.config().device_memory == 0 || shards.size() == 1);
   const bool one_host = shards.topology().hosts == 1;
   table_ = std::make_unique<StateTable>(
-      plan.layout(), plan.units(), plan.placement(), link_, make_disk(plan),
+      plan.layout(), plan.units(), plan.placement(), copier_, make_disk(plan),
       StateTable::Options{.keeps_old_parameters = plan.timing().keeps_old_parameters(),
                           .keeps_old_states = plan.timing().keeps_old_states,
                           .in_place = plan.kept_on_hosts() ||
@@ -131,7 +130,7 @@ void Flows::move_parameters(const EnginePlan& plan) {
   std::exception_ptr failed;  // on this rank only; it still takes part in the others' broadcasts
   for (int64_t i = 0; i < model.size(); ++i) {
     const bool has_values = !model.is_absent(i);
-    model.settle_values(i, table_->plan(plan.layout().unit_of(i)).dtype, plan.group());
+    model.give_storage(i, table_->plan(plan.layout().unit_of(i)).dtype, plan.group());
     if (failed) continue;
     try {
       take(i, has_values);
@@ -147,7 +146,7 @@ void Flows::move_parameters(const EnginePlan& plan) {
 void Flows::start(EnginePlan& plan, MemoryBudget& memory) {
   auto& model = plan.model();
   gather_->start(model.parameters(), *schedule_);
-  model.settle(gather_->pager() != nullptr, *pass_);
+  model.begin_use(gather_->pager() != nullptr, *pass_);
   // A step does not need the memory that the construction needed. The memory of the old tensors
   // goes back to the system, and the peaks begin anew.
   HostAllocator::instance().trim();

@@ -43,7 +43,7 @@ class Flows {
   void move_parameters(const EnginePlan& plan);
   void start(EnginePlan& plan, MemoryBudget& memory);
 
-  DeviceLink link_;
+  DeviceCopier copier_;
   std::unique_ptr<StateTable> table_;
   std::unique_ptr<FactoredStates> factored_;
   std::unique_ptr<GatherFlow> gather_;

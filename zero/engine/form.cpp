@@ -46,18 +46,19 @@ GradientForm gradient_form(const Config& config, const FormSettings& settings, c
   } else {
     gradients.sums = {form.gradient_dtype, at::kFloat};
   }
-  gradients.partial = gradients.defers   ? gradients.sum(true)
+  gradients.partial = gradients.defers   ? gradients.sum_dtype(true)
                       : grid.shards == 1 ? gradients.reduced
                                          : comm::partial_dtype(gradients.reduced);
   const auto sent = [](at::ScalarType array, at::ScalarType sum, bool widens) {
     return widens && c10::elementSize(sum) > c10::elementSize(array) ? sum : array;
   };
   for (const size_t pass : {0, 1}) {
-    const auto in_block = replicated && !gradients.defers ? gradients.partial
-                          : sharded.gradients             ? gradients.sums[pass]
-                                                          : form.gradient_dtype;
-    gradients.sent_in_block[pass] =
-        sent(gradients.reduced, in_block, settings.ranks.widens_in_block && sharded.optimizer);
+    const auto in_shard_group = replicated && !gradients.defers ? gradients.partial
+                                : sharded.gradients             ? gradients.sums[pass]
+                                                                : form.gradient_dtype;
+    gradients.sent_in_shard_group[pass] =
+        sent(gradients.reduced, in_shard_group,
+             settings.ranks.widens_in_shard_group && sharded.optimizer);
     gradients.sent_to_replicas[pass] =
         sent(gradients.partial, gradients.sums[pass], settings.ranks.widens_to_replicas);
   }

@@ -1,15 +1,18 @@
 // The form of a unit's states: in which dtype each is stored, added up and sent, and whether it is
-// whole, split, coded or packed. All of it is decided once, in the plan, from numbers alone; the
-// flows and the costs read it. Between hosts of several ranks each the sum of a host's ranks
-// crosses in fp32 (`partial_dtype` in comm/reduce_kernels.h, `partial_wire` in
-// partition/formulas.cpp).
+// whole, split, coded or packed. It is decided once, in the plan, from numbers alone; the flows and
+// the costs read it. Two dtypes of arrays on their way are decided by `comm`, and repeated for the
+// formulas:
+//   - Between hosts of several ranks each the sum of a host's ranks crosses in fp32: SliceSums in
+//     comm/hosts_sum.cpp does so, and `partial_wire` in partition/link_bytes.cpp counts it.
+//   - A backend that is not libzero's may widen arrays: Group::reduce_scatter does so
+//     (Group::sent_dtype in comm/group.h), and `form_of` repeats it from PlannedRanks.
 //
 // Note [Dtypes of gradients]
 // A pass collects gradients in an array (`collected`). If sums over ranks have another dtype
-// (`reduced`), the array is converted. Each rank sends its part of it (`sent`). If there are
-// replicas, the sum over the ranks of a block arrives (`partial`), and sums of blocks are added
-// over the replicas. The sum over all ranks (`sum`) is stored, or added to that of earlier passes,
-// in the dtype that the update reads.
+// (`reduced`), the array is converted. Each rank sends its part of it (`sent_dtype`). If there are
+// replicas, the sum over the ranks of a shard group arrives (`partial`), and these sums are added
+// over the replicas. The sum over all ranks (`sum_dtype`) is stored, or added to that of earlier
+// passes, in the dtype that the update reads.
 //   - Division (prescaling) comes before rounding, so an array that is still to be divided is
 //     collected as autograd made it.
 //   - A sum that is added to that of an earlier pass of the step is not rounded before.
@@ -30,6 +33,7 @@
 #include "zero/config/config.h"
 #include "zero/optim/state_format.h"
 #include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 #include "zero/partition/rank_grid.h"
 #include "zero/store/tier.h"
 
@@ -68,10 +72,11 @@ struct LinkForm {
 struct GradientForm {
   at::ScalarType collected = at::kFloat;  ///< the array that a pass collects gradients in
   at::ScalarType reduced = at::kFloat;    ///< the array that is reduced
-  at::ScalarType partial = at::kFloat;    ///< a block's sum on its way to the replicas
+  at::ScalarType partial = at::kFloat;    ///< a shard group's sum on its way to the replicas
   /// Sums are rounded to `reduced`, which has fewer bits than the array that passes add up in.
   bool rounds = false;
-  /// The sum over replicas is made once a step, after micro-batches have added up in the block.
+  /// The sum over replicas is made once a step, after micro-batches have added up in the
+  /// shard group.
   bool defers = false;
   LinkForm link;  ///< sums of a host on their way to the others
 
@@ -80,18 +85,18 @@ struct GradientForm {
   /// Return the bytes of an element of the arrays above, and of a slice on its way to its sum, in
   /// the widest dtype that each has.
   int64_t bucket_element_bytes() const { return widest_bytes(collected, reduced); }
-  int64_t slice_element_bytes() const { return widest_bytes(reduced, sum(false)); }
+  int64_t slice_element_bytes() const { return widest_bytes(reduced, sum_dtype(false)); }
 
   // `first` asks about the first pass of a step, and else about a later one.
   /// Returns the dtype of the sum over ranks, before it is added to that of earlier passes.
-  at::ScalarType sum(bool first) const { return sums[first ? 0 : 1]; }
-  /// Returns the dtype in which a rank sends the array to its block.
-  at::ScalarType sent(bool first) const { return sent_in_block[first ? 0 : 1]; }
-  /// Returns the dtype in which a rank sends a block's sum to the replicas.
-  at::ScalarType sent_on(bool first) const { return sent_to_replicas[first ? 0 : 1]; }
+  at::ScalarType sum_dtype(bool first) const { return sums[first ? 0 : 1]; }
+  /// Returns the dtype in which a rank sends the array to its shard group.
+  at::ScalarType sent_dtype(bool first) const { return sent_in_shard_group[first ? 0 : 1]; }
+  /// Returns the dtype in which a rank sends a shard group's sum to the replicas.
+  at::ScalarType sent_on_dtype(bool first) const { return sent_to_replicas[first ? 0 : 1]; }
 
   std::array<at::ScalarType, 2> sums{at::kFloat, at::kFloat};
-  std::array<at::ScalarType, 2> sent_in_block{at::kFloat, at::kFloat};
+  std::array<at::ScalarType, 2> sent_in_shard_group{at::kFloat, at::kFloat};
   std::array<at::ScalarType, 2> sent_to_replicas{at::kFloat, at::kFloat};
 
  private:
@@ -137,9 +142,9 @@ struct Form {
 struct PlannedRanks {
   partition::RankGrid grid{};
   int64_t rank = 0;
-  /// The backends of a block, and of the replicas, send arrays in the dtype of the sum if that is
-  /// wider (comm::Group::sent_dtype). libzero's own do not.
-  bool widens_in_block = false;
+  /// The backends of a shard group, and of the replicas, send arrays in the dtype of the sum if
+  /// that is wider (comm::Group::sent_dtype). libzero's own do not.
+  bool widens_in_shard_group = false;
   bool widens_to_replicas = false;
 };
 

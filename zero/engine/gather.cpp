@@ -18,7 +18,7 @@ GatherFlow::GatherFlow(StateTable& table, const Placement& placement, Options op
       options_(std::move(options)),
       source_(make_source({table, placement, options_.touched}, options_.disk)) {}
 
-void GatherFlow::start(const std::vector<at::Tensor>& parameters, LateUpdates& updates) {
+void GatherFlow::start(const std::vector<at::Tensor>& parameters, PendingUpdates& updates) {
   auto* paged = source_->start(updates);
   if (paged == nullptr) return;
   pager_ = std::make_unique<paging::Pager>(

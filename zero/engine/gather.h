@@ -37,7 +37,7 @@ class GatherFlow {
   /// Makes the values that were taken visible to all ranks. At stage 3 the parameters are paged
   /// from here on, and a disk is read only after the unit's update among `updates`, which outlives
   /// this. Collective.
-  void start(const std::vector<at::Tensor>& parameters, LateUpdates& updates);
+  void start(const std::vector<at::Tensor>& parameters, PendingUpdates& updates);
 
   /// Waits until no slice of this rank is being sent any more, so that slices may be written.
   void settle();

@@ -62,8 +62,8 @@ void GradientArrivals::arrive(int64_t parameter, const at::Tensor& gradient) {
     on_its_way.set_data(on_its_way.clone(at::MemoryFormat::Preserve));
 }
 
-void GradientArrivals::write(int64_t parameter, const at::Tensor& variable,
-                             const at::Tensor& gradient, const at::Tensor& array) const {
+void GradientArrivals::collect(int64_t parameter, const at::Tensor& variable,
+                               const at::Tensor& gradient, const at::Tensor& array) const {
   auto to = place(parameter, variable, array);
   if (in_array_[static_cast<size_t>(parameter)] != 0) {
     to.add_(gradient);
@@ -89,12 +89,12 @@ void GradientArrivals::close(int64_t unit, const at::Tensor& array) {
   zero_until(layout_.unit(unit).numel);
 }
 
-bool GradientArrivals::count(int64_t unit) {
+bool GradientArrivals::count_arrival(int64_t unit) {
   ++counts_[static_cast<size_t>(unit)];
-  return all_counted(unit);
+  return all_arrived(unit);
 }
 
-bool GradientArrivals::all_counted(int64_t unit) const {
+bool GradientArrivals::all_arrived(int64_t unit) const {
   return counts_[static_cast<size_t>(unit)] >=
          static_cast<int64_t>(layout_.unit(unit).segments.size());
 }

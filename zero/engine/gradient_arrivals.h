@@ -52,8 +52,8 @@ class GradientArrivals {
   /// parameter, that one moves out.
   void arrive(int64_t parameter, const at::Tensor& gradient);
   /// Writes the gradient to its place in the unit's array, or adds it to the one that lies there.
-  void write(int64_t parameter, const at::Tensor& variable, const at::Tensor& gradient,
-             const at::Tensor& array) const;
+  void collect(int64_t parameter, const at::Tensor& variable, const at::Tensor& gradient,
+               const at::Tensor& array) const;
   /// Notes that the gradient lies in the array. Returns false if another one lay there before.
   bool note_in_array(int64_t parameter);
   /// Ends the use of a unit's array by this rank's gradients: writes zeros to all elements that no
@@ -61,8 +61,8 @@ class GradientArrivals {
   void close(int64_t unit, const at::Tensor& array);
 
   /// Counts one more parameter of the unit, and returns whether all have been counted.
-  bool count(int64_t unit);
-  bool all_counted(int64_t unit) const;
+  bool count_arrival(int64_t unit);
+  bool all_arrived(int64_t unit) const;
   void restart_count(int64_t unit) { counts_[static_cast<size_t>(unit)] = 0; }
   void restart_counts();
 

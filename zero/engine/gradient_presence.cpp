@@ -46,12 +46,12 @@ bool GradientPresence::complete_here(int64_t unit) const {
 GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
                                                     ReductionOrder& order, const Report& mine) {
   const size_t parameters = here_.size();
-  const size_t units = mine.left.size();
+  const size_t units = mine.late.size();
   const size_t ordered = order.units().size();
   const size_t numel = parameters + units + ordered + 2;
   std::vector<int32_t> sent(numel, 0);
   auto to = std::ranges::copy(here_, sent.begin()).out;
-  to = std::ranges::copy(mine.left, to).out;
+  to = std::ranges::copy(mine.late, to).out;
   if (!order.known()) std::ranges::copy(order.seen(), to);
   to += static_cast<ptrdiff_t>(ordered);
   to[0] = mine.refuses_early ? 1 : 0;
@@ -59,12 +59,12 @@ GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
 
   const auto all = comm::gather_arrays<int32_t>(*placement.all, sent, "gradients present");
   int dropped = 0;  // ranks
-  Agreement agreed{.left = std::vector<uint8_t>(units, 0)};
+  Agreement agreed{.late = std::vector<uint8_t>(units, 0)};
   std::ranges::fill(anywhere_, uint8_t{0});
   for (size_t rank = 0; rank * numel < all.size(); ++rank) {
     const auto* from = &all[rank * numel];
     for (auto& parameter : anywhere_) parameter |= static_cast<uint8_t>(*from++);
-    for (auto& unit : agreed.left) unit |= static_cast<uint8_t>(*from++);
+    for (auto& unit : agreed.late) unit |= static_cast<uint8_t>(*from++);
     if (rank == 0) order.adopt({from, ordered});
     from += ordered;
     agreed.refuses_early |= from[0] != 0;
@@ -75,8 +75,8 @@ GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
   return agreed;
 }
 
-void GradientPresence::clear(bool finished) {
-  if (finished) before_ = anywhere_;
+void GradientPresence::clear(bool completed) {
+  if (completed) before_ = anywhere_;
   std::ranges::fill(here_, uint8_t{0});
   std::ranges::fill(anywhere_, uint8_t{0});
 }

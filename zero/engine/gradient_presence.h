@@ -38,15 +38,15 @@ class GradientPresence {
 
   /// A rank tells this to the others at the end of a step, besides its gradients and its order.
   struct Report {
-    std::vector<uint8_t> left;  ///< by unit: 1 if a gradient is left in its bucket
-    bool refuses_early = false;
-    bool began_early = false;
-    bool dropped = false;
+    std::vector<uint8_t> late;   ///< by unit: 1 if a late gradient is in its bucket
+    bool refuses_early = false;  ///< this rank asks to stop early reductions
+    bool began_early = false;    ///< it has begun its early reductions
+    bool dropped = false;        ///< it has begun reductions in a pass that has thrown
   };
-  /// All ranks know this then.
+  /// Every rank knows this after `agree`.
   struct Agreement {
-    std::vector<uint8_t> left;   ///< by unit: 1 if a gradient is left in some rank's bucket
-    bool refuses_early = false;  ///< some rank has a reason against them
+    std::vector<uint8_t> late;   ///< by unit: 1 if a late gradient is in some rank's bucket
+    bool refuses_early = false;  ///< some rank asks to stop early reductions
     bool began_early = false;    ///< some rank has begun its early reductions
     /// Some ranks, but not all, have begun reductions in a pass that has thrown.
     bool dropped_by_some = false;
@@ -55,15 +55,15 @@ class GradientPresence {
   /// adopts. Collective.
   Agreement agree(const Placement& placement, ReductionOrder& order, const Report& mine);
 
-  /// Begins a step; the one before was `finished` by `agree`, or dropped.
-  void clear(bool finished);
+  /// Begins a step; the one before was `completed` by `agree`, or dropped.
+  void clear(bool completed);
 
  private:
   bool any(int64_t unit, const std::vector<uint8_t>& parameters) const;
   const partition::Layout& layout_;
   std::vector<uint8_t> here_;      // by parameter, as the next two
   std::vector<uint8_t> anywhere_;  // after `agree`
-  std::vector<uint8_t> before_;    // `anywhere_` of the last step that was finished
+  std::vector<uint8_t> before_;    // `anywhere_` of the last step that was completed
 };
 
 }  // namespace zero

@@ -6,24 +6,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "zero/device/stream.h"
-#include "zero/engine/bucket_pool.h"
-#include "zero/engine/form.h"
-#include "zero/engine/gradient_arrivals.h"
-#include "zero/engine/gradient_presence.h"
-#include "zero/engine/placement.h"
-#include "zero/engine/reduction_order.h"
-#include "zero/engine/state_table.h"
+#include "zero/engine/reduction_context.h"
 #include "zero/optim/optimizer.h"
-#include "zero/partition/layout.h"
 
 namespace zero {
 
-/// Is told when the reduction of a unit of sharded gradients starts.
+/// Learns when the reduction of a unit of sharded gradients starts.
 class ReductionObserver {
  public:
   virtual ~ReductionObserver() = default;
@@ -31,53 +21,16 @@ class ReductionObserver {
 };
 
 /// Updates units in backward, as soon as their gradients are reduced (Note [Update in backward]).
-class SumUser {
+class BackwardUpdates {
  public:
-  virtual ~SumUser() = default;
+  virtual ~BackwardUpdates() = default;
   /// Takes this rank's slice of a unit's sum. A slice on the host does not change until the next
   /// step.
-  virtual void take_up(int64_t unit, at::Tensor sum) = 0;
-};
-
-struct ReductionSettings {
-  /// Bytes of the largest ordinary unit.
-  int64_t unit_bytes = 0;
-  /// Each rank divides its gradients by this before they are added up. A sum in fp16 of gradients
-  /// that fp16 can hold may leave its range, so there it is the number of ranks.
-  double predivisor = 1;
-  /// The beta of LoCo, by which rounding errors of a quantised sum are added to the next one.
-  std::optional<float> feedback{};
-  /// An update may use the gradients of one step while those of the next are reduced.
-  bool doubled = false;
-  /// Each sum of sharded gradients goes to a SumUser at once. A step has one pass then.
-  bool hands_over = false;
-};
-
-/// The parts of the flow share this. All of it outlives them.
-struct ReductionContext {
-  const partition::Layout& layout;
-  StateTable& table;
-  const Placement& placement;
-  const ReductionSettings& settings;
-  GradientArrivals& arrivals;
-  GradientPresence& presence;
-  ReductionOrder& order;
-  BucketPool& pool;
-  const std::vector<std::string>& labels;  ///< by unit, for its collectives
-  /// The stream of a device on which gradients are reduced; none on the CPU.
-  const std::optional<c10::Stream>& side;
-  StreamMark& mark;  ///< kept for scopes on `side`
-
-  const GradientForm& form(int64_t unit) const { return table.plan(unit).gradients; }
-  const std::string& label(int64_t unit) const { return labels[static_cast<size_t>(unit)]; }
-  /// Returns the ranks that hold the same as this one, if there are others.
-  comm::Group* replicas() const {
-    return placement.replicas->size() > 1 ? placement.replicas.get() : nullptr;
-  }
+  virtual void update_in_backward(int64_t unit, at::Tensor sum) = 0;
 };
 
 /// Reduces the gradients of a step. The calls follow a step: passes (`begin_pass`, then arrivals,
-/// then `end_pass` or `drop_pass`), `reduce_left` and `complete`, and then sums are read until
+/// then `end_pass` or `drop_pass`), `reduce_late` and `complete`, and then sums are read until
 /// `clear`. One thread calls at a time.
 class GradientReduction {
  public:
@@ -90,8 +43,8 @@ class GradientReduction {
   void observe(ReductionObserver* observer) { observer_ = observer; }
 
   struct Pass {
-    /// Units are reduced by `reduce_held` and when the pass ends, and not before.
-    bool holds = false;
+    /// Units are reduced by `reduce_ready` and when the pass ends, and not before.
+    bool layer_major = false;
     /// Parameters whose units are reduced when the pass ends, and not before.
     const std::vector<int64_t>& shared;
     /// No other pass of this step follows, as far as is known.
@@ -109,7 +62,7 @@ class GradientReduction {
   /// The gradient of a parameter lies in the array; `first`: no other one lay there before.
   virtual void arrived(int64_t parameter, bool first) = 0;
   /// No more gradients come in this pass for the units whose gradients have all arrived.
-  virtual void reduce_held() {}
+  virtual void reduce_ready() {}
   virtual void end_pass() = 0;
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;
@@ -117,7 +70,7 @@ class GradientReduction {
   /// Returns the report for the other ranks at the end of the step.
   virtual GradientPresence::Report report() const = 0;
   /// Starts the reduction of gradients that came too late for their pass, on any rank. Collective.
-  virtual void reduce_left(const GradientPresence::Agreement& /*agreed*/) {}
+  virtual void reduce_late(const GradientPresence::Agreement& /*agreed*/) {}
   /// Completes the sums of the step. Collective; to be called on the side stream.
   virtual void complete(const GradientPresence::Agreement& agreed) = 0;
   /// Returns whether the sums over all ranks are made once a step, so that none is added later.
@@ -130,8 +83,8 @@ class GradientReduction {
   /// Takes part in reductions that other ranks have begun, before all drop them. Collective if
   /// `drops_together`.
   virtual void join_begun() {}
-  /// Begins a step; the gradients of the one before were used (`finished`) or are dropped.
-  virtual void clear(bool finished) = 0;
+  /// Begins a step; the gradients of the one before were used (`completed`) or are dropped.
+  virtual void clear(bool completed) = 0;
 
   /// Returns the elements that this rank updates of the sum over ranks and passes; a copy if
   /// they lie on disk.
@@ -151,8 +104,8 @@ class GradientReduction {
   /// Returns the norm of that part, if it lies elsewhere.
   virtual optim::SquaredNorm norm(int64_t unit) const = 0;
 
-  /// Sums go to `user`, which outlives this, if the settings say that they are handed over.
-  virtual void hand_over_to(SumUser& /*user*/) {}
+  /// Sums go to `updates`, which outlives this, if the settings say that they are handed over.
+  virtual void hand_over_to(BackwardUpdates& /*updates*/) {}
   /// Returns whether a sum of this step was handed over for an update, or is about to be.
   virtual bool handed_over() const { return false; }
   /// Returns whether the sum of `unit` was handed over.
@@ -170,7 +123,7 @@ class GradientReduction {
   }
   /// Returns a copy of the array in a bucket, in the dtype in which it is reduced.
   at::Tensor converted(int64_t unit, const at::Tensor& array) const {
-    auto bucket = context_.pool.take(array.numel(), context_.form(unit).reduced);
+    auto bucket = context_.pool.take(array.numel(), context_.gradient_form(unit).reduced);
     bucket.copy_(array);
     return bucket;
   }

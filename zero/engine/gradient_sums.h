@@ -5,41 +5,25 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "zero/engine/bucket_pool.h"
-#include "zero/engine/gradient_reduction.h"
-#include "zero/engine/slice_sum.h"
+#include "zero/engine/reduction.h"
+#include "zero/engine/reduction_context.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero {
 
-class GradientSums;
-
-/// The reduction of one unit's array.
-struct Reduction {
-  int64_t unit = 0;
-  /// The sums that receive the result. Null if the result lies in its place when the reduction
-  /// is done.
-  GradientSums* sums = nullptr;
-  Bucket bucket{};
-  /// The sum of an earlier pass of this step is there, and this one must be added to it.
-  bool adds = false;
-  at::Tensor output{};   ///< the array that the reduction writes to
-  at::Tensor sum{};      ///< memory for the unit's sum, where that is neither `output` nor a cell
-  at::Tensor partial{};  ///< memory for the sum of a block, where replicas need some
-  SliceSum over_ranks{};
-};
-
-/// Gets sums as soon as they are reduced, for updates in backward (Note [Update in backward]).
+/// Takes sums as soon as they are reduced, for updates in backward (Note [Update in backward]).
 class HandOver {
  public:
   virtual ~HandOver() = default;
   /// Returns whether the sum of a unit may be used. It may not if some of its gradients have not
   /// come.
   virtual bool wants(int64_t unit) const = 0;
-  virtual void give(int64_t unit, at::Tensor sum) = 0;
+  virtual void hand_over(int64_t unit, at::Tensor sum) = 0;
 };
 
 class GradientSums {
@@ -56,7 +40,7 @@ class GradientSums {
   virtual void prepare(Reduction& reduction) = 0;
   /// Stores the reduction's result, or adds it to the unit's sum. Gives back the memory that the
   /// reduction took, the bucket too.
-  virtual void receive(Reduction reduction) = 0;
+  virtual void store_or_add(Reduction reduction) = 0;
   /// Nobody needs the reduction's result: gives back the memory that it took.
   virtual void drop(Reduction reduction) = 0;
   /// Blocks until the received results lie in their place.
@@ -73,7 +57,7 @@ class GradientSums {
   }
   /// Gives the sum to an update, which reads the returned tensor (undefined: the disk) until the
   /// next call. New sums go elsewhere if they are doubled.
-  virtual at::Tensor detach(int64_t unit) { return cell(unit); }
+  virtual at::Tensor detach(int64_t unit);
   /// The step is over.
   virtual void clear(int64_t /*unit*/) {}
 
@@ -82,6 +66,15 @@ class GradientSums {
   at::Tensor& cell(int64_t unit) const { return context_.table.memory(unit, State::gradients); }
   at::ScalarType dtype(int64_t unit) const { return context_.table.plan(unit).gradient_dtype; }
   int64_t numel(int64_t unit) const { return context_.layout.slice_numel(unit); }
+  /// Takes memory for a reduction's result, in the dtype that the plan gives it.
+  at::Tensor take_output(const Reduction& reduction) const {
+    const auto& form = context_.gradient_form(reduction.unit);
+    return context_.pool.take(numel(reduction.unit), form.sum_dtype(!reduction.accumulates));
+  }
+  /// Makes the memory of sums that exist at all times, of `make(unit, category)`. Doubled sums get
+  /// a second memory, of category `second`, and `detach` exchanges the two.
+  void make_cells(const std::vector<int64_t>& units, Category category, Category second,
+                  const std::function<at::Tensor(int64_t unit, Category)>& make);
   /// Returns the norm of the part of a slice whose norm falls to this rank (Note [Hybrid
   /// sharding]).
   optim::SquaredNorm norm_of(const at::Tensor& slice) const;
@@ -101,6 +94,7 @@ class GradientSums {
 
  private:
   std::vector<optim::SquaredNorm> norms_;  // by unit
+  std::vector<at::Tensor> other_;          // by unit: the second memory of doubled sums
 };
 
 // These make the classes for `units`. `hand_over` may be null, and outlives them.
@@ -116,9 +110,9 @@ std::unique_ptr<GradientSums> host_sums(const ReductionContext& context,
 std::unique_ptr<GradientSums> disk_sums(const ReductionContext& context);
 
 /// The sums of all units, each in the class of the place that its plan names.
-class PlacedSums {
+class SumsByTier {
  public:
-  PlacedSums(const ReductionContext& context, HandOver* hand_over);
+  SumsByTier(const ReductionContext& context, HandOver* hand_over);
   GradientSums& of(int64_t unit) const { return *by_unit_[static_cast<size_t>(unit)]; }
   /// Blocks until the received results lie in their place.
   void wait() const;

@@ -20,16 +20,11 @@ namespace {
 class HostSums final : public GradientSums {
  public:
   HostSums(const ReductionContext& context, const std::vector<int64_t>& units, HandOver* hand_over)
-      : GradientSums(context, hand_over != nullptr),
-        hand_over_(hand_over),
-        other_(static_cast<size_t>(context.layout.unit_count())) {
+      : GradientSums(context, hand_over != nullptr), hand_over_(hand_over) {
+    make_cells(units, Category::host_gradients, Category::host_buffers,
+               [&](int64_t u, Category as) { return host_memory(numel(u), dtype(u), as); });
     int64_t most = 0;
-    for (const int64_t u : units) {
-      most = std::max(most, numel(u));
-      cell(u) = host_memory(numel(u), dtype(u), Category::host_gradients);
-      if (context_.settings.doubled)
-        other_[static_cast<size_t>(u)] = host_memory(numel(u), dtype(u), Category::host_buffers);
-    }
+    for (const int64_t u : units) most = std::max(most, numel(u));
     buffers_.resize(is_asynchronous(context_.table.device()) ? kBuffers : 1);
     for (auto& buffer : buffers_)
       buffer = host_memory(std::min(most, kPieceNumel), at::kFloat, Category::host_buffers);
@@ -38,19 +33,16 @@ class HostSums final : public GradientSums {
   // The bucket of a rank that is alone goes down without a conversion, since it has all the bits of
   // the sum.
   void prepare(Reduction& reduction) override {
-    reduction.output =
-        alone() ? reduction.bucket.array
-                : context_.pool.take(numel(reduction.unit),
-                                     reduction.adds ? at::kFloat : dtype(reduction.unit));
+    reduction.output = alone() ? reduction.bucket.array : take_output(reduction);
   }
 
-  void receive(Reduction reduction) override {
+  void store_or_add(Reduction reduction) override {
     bring_down(reduction);
     drop(std::move(reduction));
     if (!is_asynchronous(context_.table.device())) {
       wait();
     } else if (hand_over_ != nullptr) {
-      while (arrivals_.size() > kSlicesToUpdates) land();
+      while (pieces_.size() > kSlicesToUpdates) land();
     }
   }
 
@@ -61,17 +53,10 @@ class HostSums final : public GradientSums {
   }
 
   void wait() override {
-    if (arrivals_.empty()) return;
-    arrivals_.back().arrived.wait_on_host();  // the earlier ones have arrived too
-    for (auto& arrival : arrivals_) arrival.arrived = {};
-    while (!arrivals_.empty()) land();
-  }
-
-  at::Tensor detach(int64_t unit) override {
-    auto detached = cell(unit);
-    auto& other = other_[static_cast<size_t>(unit)];
-    if (other.defined()) std::swap(cell(unit), other);
-    return detached;
+    if (pieces_.empty()) return;
+    pieces_.back().copied.wait_on_host();  // the earlier ones have been copied too
+    for (auto& piece : pieces_) piece.copied = {};
+    while (!pieces_.empty()) land();
   }
 
  private:
@@ -82,13 +67,13 @@ class HostSums final : public GradientSums {
                                                  // backward
 
   // A piece of a sum on its way to the host.
-  struct Arrival {
+  struct Piece {
     int64_t unit = 0;
     at::Tensor to;      // its place in the sum
     at::Tensor buffer;  // undefined if the copy goes straight to its place
-    bool adds = false;
+    bool accumulates = false;
     bool last = false;  // the last piece of its unit
-    StreamMark arrived;
+    StreamMark copied;
   };
 
   bool alone() const { return context_.placement.ranks() == 1; }
@@ -101,56 +86,55 @@ class HostSums final : public GradientSums {
   void bring_down(const Reduction& reduction) {
     const auto& to = cell(reduction.unit);
     const auto& sum = reduction.output;
-    const bool in_place = !reduction.adds && sum.scalar_type() == to.scalar_type();
+    const bool in_place = !reduction.accumulates && sum.scalar_type() == to.scalar_type();
     const int64_t step = in_place ? sum.numel() : kPieceNumel;
     for (int64_t begin = 0; begin < sum.numel(); begin += step) {
       const int64_t count = std::min(step, sum.numel() - begin);
       const auto bytes = count * sum.element_size();
-      Arrival arrival{.unit = reduction.unit,
-                      .to = to.narrow(0, begin, count),
-                      .buffer = {},
-                      .adds = reduction.adds,
-                      .last = begin + count == sum.numel(),
-                      .arrived = {}};
+      Piece piece{.unit = reduction.unit,
+                  .to = to.narrow(0, begin, count),
+                  .buffer = {},
+                  .accumulates = reduction.accumulates,
+                  .last = begin + count == sum.numel(),
+                  .copied = {}};
       if (!in_place) {
         while (buffers_in_use_ == buffers_.size()) land();
         ++buffers_in_use_;
         const auto& buffer = buffers_[turn_++ % buffers_.size()];
-        arrival.buffer = buffer.view(at::kByte).narrow(0, 0, bytes).view(sum.scalar_type());
+        piece.buffer = buffer.view(at::kByte).narrow(0, 0, bytes).view(sum.scalar_type());
       }
-      const auto& lands_in = in_place ? arrival.to : arrival.buffer;
-      context_.table.link().down(lands_in.data_ptr(), sum.narrow(0, begin, count).const_data_ptr(),
-                                 bytes, arrival.arrived);
-      arrivals_.push_back(std::move(arrival));
+      const auto& lands_in = in_place ? piece.to : piece.buffer;
+      context_.table.copier().down(
+          lands_in.data_ptr(), sum.narrow(0, begin, count).const_data_ptr(), bytes, piece.copied);
+      pieces_.push_back(std::move(piece));
     }
   }
 
   // Waits for the oldest piece and puts it in its place. A unit whose pieces are all there goes to
   // its update in backward.
   void land() {
-    const auto arrival = std::move(arrivals_.front());
-    arrivals_.pop_front();
-    arrival.arrived.wait_on_host();
-    if (arrival.buffer.defined()) {
+    const auto piece = std::move(pieces_.front());
+    pieces_.pop_front();
+    piece.copied.wait_on_host();
+    if (piece.buffer.defined()) {
       --buffers_in_use_;
-      if (arrival.adds) {
-        add(arrival.to, arrival.buffer);
+      if (piece.accumulates) {
+        add(piece.to, piece.buffer);
       } else {
-        arrival.to.copy_(arrival.buffer);
+        piece.to.copy_(piece.buffer);
       }
     }
-    if (!arrival.last || hand_over_ == nullptr) return;
-    const int64_t unit = arrival.unit;
+    if (!piece.last || hand_over_ == nullptr) return;
+    const int64_t unit = piece.unit;
     const auto& sum = cell(unit);
-    if (take_norm(unit, sum).finite && hand_over_->wants(unit)) hand_over_->give(unit, sum);
+    if (take_norm(unit, sum).finite && hand_over_->wants(unit)) hand_over_->hand_over(unit, sum);
   }
 
   HandOver* hand_over_;
-  std::vector<at::Tensor> other_;    // if sums are doubled: those that the update reads
   std::vector<at::Tensor> buffers_;  // for pieces that the host adds; they take turns
   size_t turn_ = 0;
   size_t buffers_in_use_ = 0;
-  std::deque<Arrival> arrivals_;
+  std::deque<Piece> pieces_;
 };
 
 }  // namespace

@@ -10,11 +10,11 @@
 #include "zero/base/error.h"
 #include "zero/base/hash.h"
 #include "zero/config/config.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 
-OptimizerGroup::OptimizerGroup(const Optimizer& of)
+OptimizerInForce::OptimizerInForce(const Optimizer& of)
     : optimizer(of), lr(optim::lr(of)), hash(Hash().add(dump(of)).value()) {}
 
 HyperParameters::HyperParameters(const Model& model) : model_(model) {
@@ -50,17 +50,17 @@ size_t HyperParameters::checked(size_t index) const {
 }
 
 void HyperParameters::set_lr(double lr, size_t index) {
-  auto& changed = group(index);
+  auto& changed = in_force(index);
   changed.lr = lr;
   if (const auto beside = model_.beside_matrices_of(index)) {
     const auto& muon = std::get<Muon>(changed.optimizer);
-    group(*beside).lr =
+    in_force(*beside).lr =
         muon.lr > 0 ? lr * optim::beside_matrices(muon).lr / muon.lr : muon.adam_lr.value_or(lr);
   }
 }
 
 Optimizer HyperParameters::optimizer(size_t index) const {
-  auto with_rate = group(index).optimizer;
+  auto with_rate = in_force(index).optimizer;
   std::visit([&](auto& each) { each.lr = lr(index); }, with_rate);
   if (const auto beside = model_.beside_matrices_of(index))
     std::get<Muon>(with_rate).adam_lr = lr(*beside);
@@ -68,7 +68,7 @@ Optimizer HyperParameters::optimizer(size_t index) const {
 }
 
 void HyperParameters::set_optimizer(const Optimizer& optimizer, size_t index) {
-  auto& changed = group(index);
+  auto& changed = in_force(index);
   const auto described = [](const Optimizer& each) {
     const auto states = optim::state_names(each);
     return fmt::format("{} with {}", optim::name(each),
@@ -82,15 +82,15 @@ void HyperParameters::set_optimizer(const Optimizer& optimizer, size_t index) {
         index, described(changed.optimizer), described(optimizer)));
   }
   optim::check(optimizer);
-  changed = OptimizerGroup(optimizer);
+  changed = OptimizerInForce(optimizer);
   if (const auto beside = model_.beside_matrices_of(index)) {
     const Optimizer others = optim::beside_matrices(std::get<Muon>(optimizer));
-    group(*beside) = OptimizerGroup(others);
+    in_force(*beside) = OptimizerInForce(others);
   }
 }
 
 void HyperParameters::set_betas(double beta1, double beta2, size_t index) {
-  auto changed = group(index).optimizer;
+  auto changed = in_force(index).optimizer;
   std::visit(
       [&](auto& optimizer) {
         if constexpr (requires { optimizer.beta1; }) {

@@ -11,8 +11,8 @@
 namespace zero {
 
 /// The optimizer of parameters, and the learning rate in force.
-struct OptimizerGroup {
-  explicit OptimizerGroup(const Optimizer& of);
+struct OptimizerInForce {
+  explicit OptimizerInForce(const Optimizer& of);
   Optimizer optimizer;
   double lr;
   uint64_t hash;  ///< the hash of `optimizer`; each step compares it over ranks
@@ -25,13 +25,13 @@ class HyperParameters {
   /// Takes the groups of `model`, which outlives this.
   explicit HyperParameters(const Model& model);
 
-  const std::vector<OptimizerGroup>& groups() const { return groups_; }
+  const std::vector<OptimizerInForce>& groups() const { return groups_; }
   /// Returns a number below 2^48 that stands for all of them and for the largest norm.
   int64_t hash(double clipping) const;
   /// Throws Error if a rank has other hyper-parameters. `by_rank` has the hash of each rank; the
   /// other arguments are this rank's.
   void check_same(const std::vector<int64_t>& by_rank, int rank, double clipping) const;
-  double lr(size_t index) const { return group(index).lr; }
+  double lr(size_t index) const { return in_force(index).lr; }
   void set_lr(double lr, size_t index);
   /// Returns a group's optimizer with the learning rate in force.
   Optimizer optimizer(size_t index) const;
@@ -42,11 +42,11 @@ class HyperParameters {
 
  private:
   size_t checked(size_t index) const;
-  OptimizerGroup& group(size_t index) { return groups_[checked(index)]; }
-  const OptimizerGroup& group(size_t index) const { return groups_[checked(index)]; }
+  OptimizerInForce& in_force(size_t index) { return groups_[checked(index)]; }
+  const OptimizerInForce& in_force(size_t index) const { return groups_[checked(index)]; }
 
   const Model& model_;
-  std::vector<OptimizerGroup> groups_;
+  std::vector<OptimizerInForce> groups_;
 };
 
 }  // namespace zero

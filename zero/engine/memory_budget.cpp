@@ -8,7 +8,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "zero/base/host_allocator.h"
 #include "zero/base/memory_limit.h"
@@ -16,7 +15,7 @@
 #include "zero/device/memory.h"
 #include "zero/engine/fits.h"
 #include "zero/engine/flows.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/engine/tiers.h"
 
 namespace zero {

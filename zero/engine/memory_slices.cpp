@@ -21,8 +21,8 @@ class MemorySlices final : public SliceSource {
     const auto& slice = table_.memory(unit, State::parameters);
     if (!table_.plan(unit).comes_up()) return slice;
     const std::lock_guard lock(mutex_);
-    table_.link().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
-                     sent_up_);
+    table_.copier().up(place.data_ptr(), slice.const_data_ptr(),
+                       static_cast<int64_t>(slice.nbytes()), sent_up_);
     return place;
   }
   void settle() override { sent_up_.wait_on_host(); }

@@ -24,7 +24,7 @@
 #include "zero/comm/gather_records.h"
 #include "zero/device/stream.h"
 #include "zero/engine/flat.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #include "zero/paging/page.h"
 
 namespace zero {
@@ -294,7 +294,7 @@ std::optional<int64_t> Model::tied_to(const Shown& shown,
 
 void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
   constexpr size_t kNone = static_cast<size_t>(-1);
-  group_of_.assign(parameters_.size(), kNone);
+  parameter_group_of_.assign(parameters_.size(), kNone);
   size_t rest = kNone;
   if (groups.empty())
     throw ConfigError("The Engine was given no parameter group: pass one, or an optimizer.");
@@ -309,30 +309,30 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
       rest = g;
     }
     for (const auto& name : groups[g].names) {
-      auto& chosen = group_of_[static_cast<size_t>(index_of(name))];
+      auto& chosen = parameter_group_of_[static_cast<size_t>(index_of(name))];
       if (chosen != kNone)
         throw ConfigError(fmt::format("Parameter '{}' is in groups {} and {}.", name, chosen, g));
       chosen = g;
     }
   }
   for (size_t p = 0; p < parameters_.size(); ++p) {
-    const bool named = group_of_[p] != kNone;
+    const bool named = parameter_group_of_[p] != kNone;
     for (size_t g = 0; g < groups.size() && !named; ++g) {
       if (!groups[g].matches || !groups[g].matches(names_[p], parameters_[p])) continue;
-      if (group_of_[p] != kNone) {
-        throw ConfigError(
-            fmt::format("Parameter '{}' matches groups {} and {}.", names_[p], group_of_[p], g));
+      if (parameter_group_of_[p] != kNone) {
+        throw ConfigError(fmt::format("Parameter '{}' matches groups {} and {}.", names_[p],
+                                      parameter_group_of_[p], g));
       }
-      group_of_[p] = g;
+      parameter_group_of_[p] = g;
     }
-    if (group_of_[p] != kNone) continue;
+    if (parameter_group_of_[p] != kNone) continue;
     if (rest == kNone && trainable_[p]) {
       throw ConfigError(
           fmt::format("Parameter '{}' is in no parameter group. Name it in one, add one that takes "
                       "the rest (ParameterGroup::rest), or freeze it.",
                       names_[p]));
     }
-    group_of_[p] = rest == kNone ? 0 : rest;
+    parameter_group_of_[p] = rest == kNone ? 0 : rest;
   }
   part_from_matrices();
 }
@@ -347,10 +347,11 @@ void Model::part_from_matrices() {
     const auto beside = optim::beside_matrices(*muon);
     const size_t others = optimizers_.size();
     for (size_t p = 0; p < parameters_.size(); ++p) {
-      if (group_of_[p] == g && !optim::is_hidden_matrix(names_[p], parameters_[p]))
-        group_of_[p] = others;
+      if (parameter_group_of_[p] == g && !optim::is_hidden_matrix(names_[p], parameters_[p]))
+        parameter_group_of_[p] = others;
     }
-    if (std::find(group_of_.begin(), group_of_.end(), others) != group_of_.end()) {
+    if (std::find(parameter_group_of_.begin(), parameter_group_of_.end(), others) !=
+        parameter_group_of_.end()) {
       beside_[g] = others;
       optimizers_.emplace_back(beside);
     }
@@ -404,10 +405,10 @@ void Model::agree(const Config& config, comm::Group& group) const {
   for (const auto& each : optimizers_) lines.push_back(dump(each));
   for (int64_t i = 0; i < size(); ++i) {
     const auto& each = parameter(i);
-    lines.push_back(
-        fmt::format("{} {} ({}) {}{} group {}", name(i), c10::toString(each.scalar_type()),
-                    fmt::join(each.sizes(), ", "), trainable(i) ? "trainable" : "frozen",
-                    is_absent(i) ? " without values" : "", group_of_[static_cast<size_t>(i)]));
+    lines.push_back(fmt::format(
+        "{} {} ({}) {}{} group {}", name(i), c10::toString(each.scalar_type()),
+        fmt::join(each.sizes(), ", "), trainable(i) ? "trainable" : "frozen",
+        is_absent(i) ? " without values" : "", parameter_group_of_[static_cast<size_t>(i)]));
   }
   for (const auto& [name, buffer] : buffers_) {
     lines.push_back(fmt::format("buffer {} {} ({})", name, c10::toString(buffer.scalar_type()),
@@ -452,7 +453,7 @@ bool Model::is_absent(int64_t index) const {
   return parameter(index).numel() > 0 && data_of(parameter(index)) == nullptr;
 }
 
-void Model::settle_values(int64_t index, at::ScalarType dtype, comm::Group& group) const {
+void Model::give_storage(int64_t index, at::ScalarType dtype, comm::Group& group) const {
   const auto& tensor = parameter(index);
   if (is_absent(index)) {
     tensor.set_data(at::empty_strided(tensor.sizes(), tensor.strides(),
@@ -542,7 +543,7 @@ void Model::tie() const {
   }
 }
 
-void Model::settle(bool paged, GradientSink& sink) {
+void Model::begin_use(bool paged, GradientSink& sink) {
   for (auto& shown : shown_) {
     const auto& tensor = shown.tensor;
     const auto& first = parameter(shown.parameter);

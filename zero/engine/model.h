@@ -39,6 +39,7 @@
 
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
+#include "zero/engine/gradient_sink.h"
 #include "zero/engine/model_shape.h"
 #include "zero/engine/named_tensors.h"
 #include "zero/engine/parameter_group.h"
@@ -49,18 +50,6 @@ struct Node;
 }
 
 namespace zero {
-
-/// Takes the gradients of a model's parameters.
-class GradientSink {
- public:
-  virtual ~GradientSink() = default;
-  /// Takes the gradient of `variable`, which is parameter number `parameter`. Called on any thread.
-  virtual void arrive(int64_t parameter, const at::Tensor& variable) = 0;
-  /// Does the work of GradientPlace::place.
-  virtual at::Tensor place(int64_t parameter) = 0;
-  /// Returns GradientPlace::loss_factor.
-  virtual double loss_factor() const = 0;
-};
 
 class Model {
  public:
@@ -116,10 +105,10 @@ class Model {
     return group < beside_.size() ? beside_[group] : std::nullopt;
   }
   /// Returns the group of each parameter.
-  const std::vector<size_t>& group_of() const { return group_of_; }
+  const std::vector<size_t>& parameter_group_of() const { return parameter_group_of_; }
   /// Returns the optimizer as it suits a parameter.
   Optimizer optimizer_of(int64_t index) const {
-    return optim::suited(optimizers_[group_of_[static_cast<size_t>(index)]],
+    return optim::suited(optimizers_[parameter_group_of_[static_cast<size_t>(index)]],
                          parameter(index).dim());
   }
 
@@ -134,7 +123,7 @@ class Model {
   /// Returns whether parameters were given without values (NamedTensors::values_follow) and none
   /// have been loaded since.
   bool awaits_values() const { return awaits_values_; }
-  /// Returns whether a parameter has no values, before they are settled.
+  /// Returns whether a parameter has no values, before they are given.
   bool is_absent(int64_t index) const;
   /// All states were replaced.
   void has_values() { awaits_values_ = false; }
@@ -149,12 +138,13 @@ class Model {
   /// Gives a parameter a storage of its own, with rank 0's values. The engine calls it as it takes
   /// one parameter after the other, since the model may lie in files that are larger than memory. A
   /// parameter without values gets memory in `dtype` that nothing is written to. Collective.
-  void settle_values(int64_t index, at::ScalarType dtype, comm::Group& group) const;
+  void give_storage(int64_t index, at::ScalarType dtype, comm::Group& group) const;
   /// Makes tied tensors follow the first tensor of their parameter, which has been moved.
   void tie() const;
-  /// Parameters are where they stay (`paged`: a pager shows the first tensor of each). From here on
-  /// changes are noticed, and gradients go to `sink`.
-  void settle(bool paged, GradientSink& sink);
+  /// The parameters have reached their final memory (`paged`: a pager brings the bytes of the first
+  /// tensor of each). Installs the hooks: from here on changes are noticed, and gradients go to
+  /// `sink`.
+  void begin_use(bool paged, GradientSink& sink);
   /// Taking over has failed: parameters whose bytes are gone say so when they are used.
   void disown() const;
   /// Another engine may take the model over. It calls `release`, which ends this engine.
@@ -162,11 +152,11 @@ class Model {
   /// Ends the use of the model, and gives the user's hooks their places back.
   void leave();
 
-  /// Throws Error naming a parameter whose storage was replaced since `settle`, or one that was
+  /// Throws Error naming a parameter whose storage was replaced since `begin_use`, or one that was
   /// frozen then and is not now; or where the parameters still have no values.
   void check() const;
-  /// Throws Error naming a parameter that was registered, or replaced by another, since `settle`.
-  /// Does nothing if the module cannot be asked, or is gone.
+  /// Throws Error naming a parameter that was registered, or replaced by another, since
+  /// `begin_use`. Does nothing if the module cannot be asked, or is gone.
   void check_names() const;
   /// Puts the engine's hooks back where the user has set others since; the user's run first.
   void hook();
@@ -209,7 +199,7 @@ class Model {
     at::Tensor tensor;
     std::string name;
     int64_t parameter = 0;
-    c10::Storage storage = {};  // undefined before `settle`
+    c10::Storage storage = {};  // undefined before `begin_use`
     const void* data = nullptr;
     at::ScalarType dtype = at::kFloat;
     int64_t numel = 0;
@@ -233,7 +223,7 @@ class Model {
   std::vector<Shown> shown_;  // first those of parameters_, then those tied to them
   std::vector<Optimizer> optimizers_;
   std::vector<std::optional<size_t>> beside_;  // by group as given: that of the rest
-  std::vector<size_t> group_of_;
+  std::vector<size_t> parameter_group_of_;
   std::function<NamedTensors()> list_again_;
   std::function<void()> rethrow_;
   std::vector<int64_t> versions_;

@@ -1,6 +1,6 @@
 #include "zero/engine/model_shape.h"
 
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 

@@ -44,8 +44,8 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
 // A rank's message has a number for each unit, and one more: a bit that is set if a gradient is not
 // finite, a bit that is set if the rank's user has written to a parameter, and the settings. A
 // frozen unit has no norm: its number tells whether the rank's user has written to it.
-GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
-                       const std::vector<uint8_t>& written, int64_t settings) {
+StepAgreement agree_on_step(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
+                            const std::vector<uint8_t>& written, int64_t settings) {
   const size_t units = mine.size();
   const auto trained = [&](size_t u) { return plan.units()[u].trainable; };
   const auto& placement = plan.placement();
@@ -61,7 +61,7 @@ GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredN
   const auto term_of = [&](int rank, size_t index) {
     return all[static_cast<size_t>(rank) * (units + 1) + index];
   };
-  GlobalNorm result{.frozen_written = std::vector<uint8_t>(units, 0)};
+  StepAgreement result{.frozen_written = std::vector<uint8_t>(units, 0)};
   double sum = 0;
   for (size_t u = 0; u < units; ++u) {
     for (int part = 0; part < placement.ranks(); ++part) {
@@ -104,7 +104,7 @@ void add_squares(ExactSum& sum, const at::Tensor& values) {
 // Each of the ranks that shard adds up its slices, even if it holds all elements.
 std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce) {
   const auto& layout = plan.layout();
-  const auto& group_of = plan.model().group_of();
+  const auto& parameter_group_of = plan.model().parameter_group_of();
   std::vector<ExactSum> sums(plan.model().optimizers().size());
   auto& shards = *plan.placement().shards;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
@@ -117,7 +117,7 @@ std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce
       const auto p = static_cast<size_t>(segment.parameter);
       if (part.empty() || reduce.present()[p] == 0) continue;
       if (!gradient.defined()) gradient = reduce.sum(u).cpu();
-      add_squares(sums[group_of[p]],
+      add_squares(sums[parameter_group_of[p]],
                   gradient.narrow(0, part.begin - owned.begin, part.size()).to(at::kFloat));
     }
   }

@@ -1,12 +1,13 @@
-// The norms of a step's gradient, which are the same bits at every stage.
+// The norms of a step's gradient, which are the same bits at every stage, and the agreement of the
+// ranks that brings the norm of all gradients.
 //
 // Note [Norms]
 // The norm of all gradients is the square root of a sum of squares, whose terms are added up in an
 // order that depends neither on the stage nor on the places of sums: unit by unit, and in each unit
-// one term for each of the N parts of its array. Each rank computes the term of its own part of
-// each unit (with replicas, a part of the slice that they share), and one all-gather gives all
-// terms to all ranks. The norm of one parameter group is different: the elements that a group has
-// in a part depend on N, so its squares are added up exactly (Note [Exact sums] in
+// one term for each of the N parts of its array (N: all ranks). Each rank computes the term of its
+// own part of each unit (with replicas, a part of the slice that they share), and one all-gather
+// gives all terms to all ranks. The norm of one parameter group is different: the elements that a
+// group has in a part depend on N, so its squares are added up exactly (Note [Exact sums] in
 // optim/exact_sum.h).
 #pragma once
 
@@ -39,22 +40,23 @@ class UnitNorms {
   at::Tensor on_device_;  // (units, 2); undefined on the CPU
 };
 
-/// All ranks know this about the sums of a step.
-struct GlobalNorm {
+/// All ranks know this before a step changes anything. One message of each rank carries all of it.
+struct StepAgreement {
   double norm = 0;     ///< the norm of the sums over ranks and micro-batches, not of their mean
   bool finite = true;  ///< no gradient of any rank is infinite or NaN
   /// By unit: 1 if it is frozen, parameters are sharded, and some rank's user has written to it.
   std::vector<uint8_t> frozen_written{};
   bool written = false;             ///< some rank's user has written to a parameter
-  std::vector<int64_t> settings{};  ///< by rank
+  std::vector<int64_t> settings{};  ///< by rank: a hash of settings that must be the same
 };
 
-/// Adds up the terms of all ranks. `mine` has the terms of this rank, and `written`, by unit, tells
-/// whether its user has written to parameters; `settings` is a number below 2^48 that stands for
-/// the settings that must be the same on all ranks. No rank reads the published parameters any more
-/// when this returns, since each has ended its backward pass. Collective.
-GlobalNorm global_norm(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
-                       const std::vector<uint8_t>& written, int64_t settings);
+/// Adds up the terms of all ranks, and exchanges the rest of StepAgreement. `mine` has the terms of
+/// this rank, and `written`, by unit, tells whether its user has written to parameters; `settings`
+/// is a number below 2^48 that stands for the settings that must be the same on all ranks. No rank
+/// reads the published parameters any more when this returns, since each has ended its backward
+/// pass. Collective.
+StepAgreement agree_on_step(const EnginePlan& plan, const std::vector<optim::SquaredNorm>& mine,
+                            const std::vector<uint8_t>& written, int64_t settings);
 
 /// Returns the norm of each parameter group's sums. The sums of the step are complete. Collective.
 std::vector<double> group_norms(const EnginePlan& plan, const ReduceFlow& reduce);

@@ -9,7 +9,7 @@
 #include "zero/device/plugin.h"
 #include "zero/device/stream.h"
 #include "zero/optim/operators.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 

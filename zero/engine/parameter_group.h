@@ -1,4 +1,4 @@
-// Two choices that a program makes when it gives a model to an engine.
+// Parameter groups, and the policy of buffers.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -34,8 +34,8 @@ class ParameterSource {
   /// All values have been taken. A unit that is read from now on is read after its update among
   /// `updates`, which outlives this. Returns the source that a pager reads units from, or null
   /// where parameters are always here.
-  virtual paging::UnitSource* start(LateUpdates& updates) = 0;
-  /// The owned parameters of `unit` have new values: shows them to the other ranks.
+  virtual paging::UnitSource* start(PendingUpdates& updates) = 0;
+  /// The owned parameters of `unit` have new values: brings them to the other ranks.
   virtual void publish(int64_t unit) = 0;
   /// Blocks until all ranks' new values that this rank needs at once are here.
   virtual void finish_publish() {}

@@ -10,13 +10,13 @@
 namespace zero {
 
 void ParameterWrites::commit() {
-  if (auto* pages = gather_.pager()) {
-    pages->settle_gathers();
-    for (const int64_t i : pages->take_dirty()) {
+  if (auto* pager = gather_.pager()) {
+    pager->settle_gathers();
+    for (const int64_t i : pager->take_dirty()) {
       const int64_t u = plan_.layout().unit_of(i);
       const auto& segment = plan_.layout().segment_of(i);
       const auto dtype = table_.plan(u).dtype;
-      auto values = tensor_at(pages->data(u), plan_.layout().unit(u).numel, dtype, table_.device())
+      auto values = tensor_at(pager->data(u), plan_.layout().unit(u).numel, dtype, table_.device())
                         .narrow(0, segment.offset, segment.numel);
       table_.write_from_device(i, values);
       if (plan_.trainable(u)) table_.refresh_master(i);
@@ -29,16 +29,16 @@ void ParameterWrites::commit() {
 }
 
 void ParameterWrites::invalidate() {
-  if (auto* pages = gather_.pager()) {
-    pages->invalidate();
+  if (auto* pager = gather_.pager()) {
+    pager->invalidate();
     gather_.forget();
   }
 }
 
 std::vector<uint8_t> ParameterWrites::written_units() const {
   std::vector<uint8_t> written(plan_.units().size(), 0);
-  if (const auto* pages = gather_.pager()) {
-    for (const int64_t p : pages->dirty())
+  if (const auto* pager = gather_.pager()) {
+    for (const int64_t p : pager->dirty())
       written[static_cast<size_t>(plan_.layout().unit_of(p))] = 1;
     return written;
   }
@@ -51,12 +51,12 @@ std::vector<uint8_t> ParameterWrites::written_units() const {
 void ParameterWrites::refuse(std::string_view when) {
   std::vector<int64_t> written;
   const auto is_updated = [&](int64_t p) { return plan_.model().trainable(p); };
-  if (auto* pages = gather_.pager()) {
-    for (const int64_t p : pages->take_dirty()) {
+  if (auto* pager = gather_.pager()) {
+    for (const int64_t p : pager->take_dirty()) {
       if (is_updated(p)) {
         written.push_back(p);
       } else {  // stays for `commit`
-        pages->mark_dirty({.pager = pages, .parameter = p, .unit = plan_.layout().unit_of(p)});
+        pager->mark_dirty({.pager = pager, .parameter = p, .unit = plan_.layout().unit_of(p)});
       }
     }
   } else {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -70,7 +69,7 @@ PlannedRanks Placement::planned() const {
                    .ranks_a_host = ranks_a_host,
                    .shards = shards->size()},
           .rank = all->rank(),
-          .widens_in_block = widens(*shards),
+          .widens_in_shard_group = widens(*shards),
           .widens_to_replicas = widens(*replicas)};
 }
 
@@ -82,13 +81,13 @@ Placement place(const Config& config, std::shared_ptr<comm::Group> all) {
   check_shard_size(config.mics_shard_size, group);
   const auto size = static_cast<int>(config.mics_shard_size);
   if (size == group.size()) return placement;
-  std::vector<int> block;
+  std::vector<int> shard_group;
   std::vector<int> same_place;
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (rank / size == group.rank() / size) block.push_back(rank);
+    if (rank / size == group.rank() / size) shard_group.push_back(rank);
     if (rank % size == group.rank() % size) same_place.push_back(rank);
   }
-  placement.shards = placement.all->subgroup(block);
+  placement.shards = placement.all->subgroup(shard_group);
   placement.replicas = placement.all->subgroup(same_place);
   return placement;
 }

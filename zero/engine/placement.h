@@ -1,13 +1,13 @@
 // The ranks that the states lie on.
 //
 // Note [Hybrid sharding]
-// With mics_shard_size S the N ranks are N/S blocks of S consecutive ones. A block shards the
-// states, and each block holds the same: rank p of each is a replica of the others' rank p. So
-// parameters are gathered in a block alone. Gradients add up in the block, unrounded, then over the
-// replicas in the order of blocks, and are rounded once (slice_sum.h): if S is the number of a
-// host's ranks, this is the order of additions of all ranks (Note [Order of additions] in
-// comm/hosts_collectives.h). Work that all replicas would repeat (a sum, the norm) is divided: each
-// rank does one N-th of it.
+// With mics_shard_size S the ranks are divided into shard groups of S consecutive ones (a block, in
+// the pages for users). A shard group shards the states, and each of them holds the same: rank p of
+// each is a replica of the others' rank p. So parameters are gathered in a shard group alone.
+// Gradients add up in the shard group, unrounded, then over the replicas in the order of shard
+// groups, and are rounded once (phased_reduction.h): if S is the number of a host's ranks, this is
+// the order of additions of all ranks (Note [Order of additions] in comm/hosts_collectives.h). Work
+// that all replicas would repeat (a sum, the norm) is divided: each of them does an equal part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ namespace zero {
 
 /// Each state is sharded over the ranks of `shards`, or whole on each of them, as `sharded` says;
 /// the ranks of `replicas` hold the same. The two groups cross: a rank is in one of each. If there
-/// is one block, `replicas` is a group of one.
+/// is one shard group, `replicas` is a group of one.
 struct Placement {
   partition::Sharding sharded;
   std::shared_ptr<comm::Group> all;
@@ -35,8 +35,8 @@ struct Placement {
   PlannedRanks planned() const;
   /// Returns the number of ranks whose gradients add up.
   int ranks() const { return all->size(); }
-  /// Returns the part of a slice, which this rank and its replicas hold, that this rank adds up for
-  /// the others.
+  /// Takes a slice, which each replica holds too, and returns the part of it whose sum this rank
+  /// computes.
   at::Tensor part_of(const at::Tensor& slice) const {
     const int64_t numel = slice.numel() / replicas->size();
     return slice.narrow(0, replicas->rank() * numel, numel);

@@ -12,10 +12,21 @@
 
 #include "zero/base/error.h"
 #include "zero/engine/flat.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 #include "zero/partition/formulas.h"
 
 namespace zero {
+
+namespace {
+
+// A parameter of stage 3 stays the same tensor for ever, with its sizes and its place in autograd's
+// graph. Only the bytes behind its storage come and go by these two functions.
+void make_bytes(const at::Tensor& array) {
+  at::native::resize_bytes_nocuda(array.storage(), array.nbytes());
+}
+void drop_bytes(const at::Tensor& array) { at::native::resize_bytes_nocuda(array.storage(), 0); }
+
+}  // namespace
 
 // Data parallelism. Every rank holds everything and makes the same update.
 void PlainZero::stage_0(const std::vector<Pass>& passes) {
@@ -39,15 +50,11 @@ void PlainZero::stage_1(const std::vector<Pass>& passes) {
   for (auto& unit : units_) all_gather(unit);
 }
 
-// P_os+g, section 5.2: a gradient is reduced as soon as it is known, and a rank keeps its slice of
-// the sum. (Engine reduces each unit while backward still computes the others.)
+// P_os+g, section 5.2: each pass's gradients are reduced, and a rank keeps its slice of the sum.
 void PlainZero::stage_2(const std::vector<Pass>& passes) {
   for (const auto& pass : passes) {
     pass();
-    for (auto& unit : units_) {
-      const auto dtype = unit.gradients.defined() ? at::kFloat : sum_dtype(unit);
-      add(unit, reduce_scatter(take_gradients(unit), dtype));
-    }
+    for (auto& unit : units_) add(unit, reduce_scatter(take_gradients(unit), next_dtype(unit)));
   }
   update_all();
   for (auto& unit : units_) all_gather(unit);
@@ -60,9 +67,8 @@ void PlainZero::stage_3(const std::vector<Pass>& passes) {
     for (auto& unit : units_) all_gather(unit);
     pass();
     for (auto& unit : units_) {
-      const auto dtype = unit.gradients.defined() ? at::kFloat : sum_dtype(unit);
-      add(unit, reduce_scatter(take_gradients(unit), dtype));
-      at::native::resize_bytes_nocuda(unit.parameters.storage(), 0);
+      add(unit, reduce_scatter(take_gradients(unit), next_dtype(unit)));
+      drop_bytes(unit.parameters);
     }
   }
   update_all();
@@ -77,10 +83,72 @@ PlainZero::StepResult PlainZero::step(const std::vector<Pass>& passes) {
   return result_;
 }
 
+// Lays the parameters out in units, and makes the arrays that a rank keeps.
+PlainZero::PlainZero(const NamedTensors& model, Optimizer optimizer, Options options,
+                     std::shared_ptr<comm::Group> group)
+    : optimizer_(optimizer),
+      options_(options),
+      group_(std::move(group)),
+      lr_(optim::lr(optimizer)) {
+  const c10::NoGradGuard no_grad;
+  const auto sharded = partition::sharding_of_stage(options_.stage);
+  const auto reach = optim::reach(optimizer_);
+  if (reach != optim::Reach::element && (reach != optim::Reach::parameter || options_.stage > 0)) {
+    throw ConfigError(fmt::format(
+        "PlainZero was given {} at stage {}, whose update of an element needs more than that "
+        "element. Use an optimizer that updates elements by themselves (AdamW).",
+        optim::name(optimizer_), options_.stage));
+  }
+  const auto dtype_of = [&](const at::Tensor& parameter) {
+    return options_.bf16 ? at::kBFloat16 : parameter.scalar_type();
+  };
+  std::vector<partition::Parameter> described;
+  for (const auto& [name, tensor] : model.parameters) {
+    const auto is_it = [&](const auto& known) { return known.is_same(tensor); };
+    if (std::any_of(parameters_.begin(), parameters_.end(), is_it)) continue;
+    group_->broadcast(flat_view(tensor), 0, name).wait();
+    const auto dtype = dtype_of(tensor);
+    if (!tensor.requires_grad()) {
+      tensor.set_data(tensor.to(dtype));
+      continue;
+    }
+    parameters_.push_back(tensor);
+    const auto kind = static_cast<int64_t>(dtype);  // parameters of a unit have one dtype
+    described.push_back(
+        {name, tensor.numel(), static_cast<int64_t>(c10::elementSize(dtype)), kind});
+  }
+  present_ = at::zeros({static_cast<int64_t>(parameters_.size())}, at::kInt);
+  updates_.resize(parameters_.size());
+  const partition::Layout layout(std::move(described), group_->size(), options_.unit_bytes);
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    auto& unit = units_.emplace_back();
+    unit.shape = layout.unit(u);
+    unit.owned = partition::owned_range(layout, u, sharded, group_->rank());
+    const auto first = static_cast<size_t>(unit.shape.segments.front().parameter);
+    unit.parameters = at::zeros({unit.shape.numel}, dtype_of(parameters_[first]));
+    const auto values = at::zeros({unit.shape.numel}, at::kFloat);
+    for (const auto& segment : unit.shape.segments) {
+      const auto& parameter = parameters_[static_cast<size_t>(segment.parameter)];
+      values.narrow(0, segment.offset, segment.numel).copy_(flat_view(parameter));
+      parameter.set_data(
+          unit.parameters.as_strided(parameter.sizes(), parameter.strides(), segment.offset));
+    }
+    unit.parameters.copy_(values);
+    unit.slice = unit.parameters.narrow(0, unit.owned.begin, unit.owned.size());
+    if (unit.parameters.scalar_type() != at::kFloat)
+      unit.master = values.narrow(0, unit.owned.begin, unit.owned.size()).clone();
+    for (size_t i = 0; i < optim::state_names(optimizer_).size(); ++i)
+      unit.moments.at(i) = at::zeros({unit.owned.size()}, at::kFloat);
+    if (!sharded.parameters) continue;
+    unit.slice = unit.slice.clone();
+    drop_bytes(unit.parameters);
+  }
+}
+
 // Returns the gradients that a pass left in `.grad` as one array, with zeros for parameters without
 // a gradient.
 at::Tensor PlainZero::take_gradients(const Unit& unit) {
-  const auto dtype = unit.mine.scalar_type();
+  const auto dtype = unit.slice.scalar_type();
   auto array = at::zeros({unit.shape.numel}, dtype);
   for (const auto& segment : unit.shape.segments) {
     const auto& parameter = parameters_[static_cast<size_t>(segment.parameter)];
@@ -92,8 +160,15 @@ at::Tensor PlainZero::take_gradients(const Unit& unit) {
   return array;
 }
 
+// Returns the dtype in which gradients add up over passes.
 at::ScalarType PlainZero::sum_dtype(const Unit& unit) const {
-  return options_.micro_batches > 1 ? at::kFloat : unit.mine.scalar_type();
+  return options_.micro_batches > 1 ? at::kFloat : unit.slice.scalar_type();
+}
+
+// Returns the dtype of the sum over ranks of one pass. If it is to be added to the sum of earlier
+// passes it is not rounded before.
+at::ScalarType PlainZero::next_dtype(const Unit& unit) const {
+  return unit.gradients.defined() ? at::kFloat : sum_dtype(unit);
 }
 
 void PlainZero::add(Unit& unit, const at::Tensor& gradients) const {
@@ -113,8 +188,8 @@ at::Tensor PlainZero::reduce_scatter(const at::Tensor& whole, at::ScalarType dty
 }
 
 void PlainZero::all_gather(Unit& unit) const {
-  at::native::resize_bytes_nocuda(unit.parameters.storage(), unit.parameters.nbytes());
-  group_->all_gather(unit.parameters, unit.mine).wait();
+  make_bytes(unit.parameters);  // at stages 1 and 2 they are there
+  group_->all_gather(unit.parameters, unit.slice).wait();
 }
 
 // Every rank adds up the squares of its slices, and all add these sums in the order of units and
@@ -123,17 +198,17 @@ void PlainZero::all_gather(Unit& unit) const {
 void PlainZero::update_all() {
   const c10::NoGradGuard no_grad;
   const auto units = static_cast<int64_t>(units_.size());
-  auto mine = at::zeros({units}, at::kDouble);
+  auto squares = at::zeros({units}, at::kDouble);
   for (int64_t u = 0; u < units; ++u) {
     const auto& unit = units_[static_cast<size_t>(u)];
     const int64_t numel = unit.shape.numel / group_->size();
     const bool whole = unit.gradients.numel() > numel;
     const auto slice = unit.gradients.narrow(0, whole ? group_->rank() * numel : 0, numel);
-    mine[u] = optim::squared_norm_reference(slice.const_data_ptr(), slice.scalar_type(), numel).sum;
+    squares[u] =
+        optim::squared_norm_reference(slice.const_data_ptr(), slice.scalar_type(), numel).sum;
   }
   auto all = at::empty({group_->size() * units}, at::kDouble);
-  group_->all_gather_control(all, mine);
-  group_->all_reduce_control(present_);
+  group_->all_gather_control(all, squares);
   double sum = 0;
   for (int64_t u = 0; u < units; ++u) {
     for (int rank = 0; rank < group_->size(); ++rank) sum += all[rank * units + u].item<double>();
@@ -144,6 +219,7 @@ void PlainZero::update_all() {
   if (clip > 0 && result_.grad_norm > clip)
     scale *= std::min(1.0, clip / (result_.grad_norm + 1e-6));
   if (!result_.updated) return;
+  group_->all_reduce_control(present_);  // a gradient of any rank counts
   for (auto& unit : units_) update(unit, scale);
 }
 
@@ -153,91 +229,35 @@ void PlainZero::update(Unit& unit, double gradient_scale) {
     const auto p = static_cast<size_t>(segment.parameter);
     if (present_[segment.parameter].item<int32_t>() == 0) continue;
     ++updates_[p];
-    const auto mine = partition::intersect(segment.range(), unit.owned);
-    if (mine.empty()) continue;
+    const auto owned = partition::intersect(segment.range(), unit.owned);
+    if (owned.empty()) continue;
     const auto at = [&](const at::Tensor& array) -> void* {
-      return array.narrow(0, mine.begin - unit.owned.begin, mine.size()).mutable_data_ptr();
+      return array.narrow(0, owned.begin - unit.owned.begin, owned.size()).mutable_data_ptr();
     };
-    const auto& weights = unit.master.defined() ? unit.master : unit.mine;
-    optim::Range range{.numel = mine.size(),
-                       .master = static_cast<float*>(at(weights)),
-                       .gradient = at(unit.gradients),
-                       .gradient_dtype = unit.gradients.scalar_type()};
+    const auto& weights = unit.master.defined() ? unit.master : unit.slice;
+    optim::Operands operands{.numel = owned.size(),
+                             .master = static_cast<float*>(at(weights)),
+                             .gradient = at(unit.gradients),
+                             .gradient_dtype = unit.gradients.scalar_type()};
     for (size_t i = 0; i < unit.moments.size(); ++i) {
-      if (unit.moments[i].defined()) range.state[i] = static_cast<float*>(at(unit.moments[i]));
+      if (unit.moments[i].defined()) operands.state[i] = static_cast<float*>(at(unit.moments[i]));
     }
     if (unit.master.defined()) {
-      range.parameter = at(unit.mine);
-      range.parameter_dtype = unit.mine.scalar_type();
+      operands.parameter = at(unit.slice);
+      operands.parameter_dtype = unit.slice.scalar_type();
     }
-    optim::update_reference(optimizer_, updates_[p], lr_, gradient_scale, range);
-  }
-}
-
-PlainZero::PlainZero(const NamedTensors& model, Optimizer optimizer, Options options,
-                     std::shared_ptr<comm::Group> group)
-    : optimizer_(optimizer),
-      options_(options),
-      group_(std::move(group)),
-      lr_(optim::lr(optimizer)) {
-  const c10::NoGradGuard no_grad;
-  const auto sharded = partition::sharding_of_stage(options_.stage);
-  const auto reach = optim::reach(optimizer_);
-  if (reach != optim::Reach::element && (reach != optim::Reach::parameter || options_.stage > 0)) {
-    throw ConfigError(fmt::format(
-        "PlainZero was given {} at stage {}, whose update of an element needs more than that "
-        "element. Use an optimizer that updates elements by themselves (AdamW).",
-        optim::name(optimizer_), options_.stage));
-  }
-  std::vector<partition::Parameter> described;
-  for (const auto& [name, tensor] : model.parameters) {
-    const auto is_it = [&](const auto& known) { return known.is_same(tensor); };
-    if (std::any_of(parameters_.begin(), parameters_.end(), is_it)) continue;
-    group_->broadcast(flat_view(tensor), 0, name).wait();
-    const auto dtype = options_.bf16 ? at::kBFloat16 : tensor.scalar_type();
-    if (!tensor.requires_grad()) {
-      tensor.set_data(tensor.to(dtype));
-      continue;
-    }
-    parameters_.push_back(tensor);
-    described.push_back({name, tensor.numel(), static_cast<int64_t>(c10::elementSize(dtype)),
-                         static_cast<int64_t>(dtype)});
-  }
-  present_ = at::zeros({static_cast<int64_t>(parameters_.size())}, at::kInt);
-  updates_.resize(parameters_.size());
-  const partition::Layout layout(std::move(described), group_->size(), options_.unit_bytes);
-  for (int64_t u = 0; u < layout.unit_count(); ++u) {
-    auto& unit = units_.emplace_back();
-    unit.shape = layout.unit(u);
-    unit.owned = partition::owned_range(layout, u, sharded, group_->rank());
-    unit.parameters = at::zeros({unit.shape.numel}, static_cast<at::ScalarType>(unit.shape.kind));
-    const auto values = at::zeros({unit.shape.numel}, at::kFloat);
-    for (const auto& segment : unit.shape.segments) {
-      const auto& parameter = parameters_[static_cast<size_t>(segment.parameter)];
-      values.narrow(0, segment.offset, segment.numel).copy_(flat_view(parameter));
-      parameter.set_data(
-          unit.parameters.as_strided(parameter.sizes(), parameter.strides(), segment.offset));
-    }
-    unit.parameters.copy_(values);
-    unit.mine = unit.parameters.narrow(0, unit.owned.begin, unit.owned.size());
-    if (unit.parameters.scalar_type() != at::kFloat)
-      unit.master = values.narrow(0, unit.owned.begin, unit.owned.size()).clone();
-    for (size_t i = 0; i < optim::state_names(optimizer_).size(); ++i)
-      unit.moments.at(i) = at::zeros({unit.owned.size()}, at::kFloat);
-    if (!sharded.parameters) continue;
-    unit.mine = unit.mine.clone();
-    at::native::resize_bytes_nocuda(unit.parameters.storage(), 0);
+    optim::update_reference(optimizer_, updates_[p], lr_, gradient_scale, operands);
   }
 }
 
 std::vector<at::Tensor> PlainZero::weights() {
   std::vector<at::Tensor> all(parameters_.size());
   for (const auto& unit : units_) {
-    const auto& mine = unit.master.defined() ? unit.master : unit.mine;
-    auto whole = mine;
+    const auto& owned = unit.master.defined() ? unit.master : unit.slice;
+    auto whole = owned;
     if (options_.stage > 0) {
       whole = at::empty({unit.shape.numel}, at::kFloat);
-      group_->all_gather(whole, mine).wait();
+      group_->all_gather(whole, owned).wait();
     }
     for (const auto& segment : unit.shape.segments) {
       const auto p = static_cast<size_t>(segment.parameter);

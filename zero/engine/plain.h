@@ -22,6 +22,10 @@
 //   3                              optimizer states,         all-gather before each pass,
 //                                  gradients, parameters     reduce-scatter after it, 2 k Psi
 //
+// The table shows what a rank keeps between passes. In a pass autograd makes every `.grad` whole on
+// each rank at any stage, since this class reduces gradients when the pass has ended. At stages 2
+// and 3 Engine reduces a unit while backward computes the others, so it never holds all of them.
+//
 // Section 5 of the paper has the memory of each stage, and section 7 its traffic. The paper counts
 // 3 k Psi for stage 3, since it gathers a unit for forward, drops it, and gathers it again for
 // backward. This class keeps all units between the two, and Engine gathers unit by unit.
@@ -81,7 +85,7 @@ class PlainZero {
     partition::Unit shape;
     partition::Range owned;  // the elements that this rank updates
     at::Tensor parameters;   // whole; at stage 3 without bytes except inside a pass
-    at::Tensor mine;         // the owned parameters: a part of the above, but at stage 3
+    at::Tensor slice;        // the owned: a view of `parameters`; at stage 3 memory of its own
     at::Tensor gradients;    // the sum so far, whole or this rank's slice; or none
     at::Tensor master;       // the owned parameters in fp32, if they are bf16
     std::array<at::Tensor, optim::kMostStates> moments;  // the optimizer's states
@@ -93,6 +97,7 @@ class PlainZero {
   void stage_3(const std::vector<Pass>& passes);
   at::Tensor take_gradients(const Unit& unit);
   at::ScalarType sum_dtype(const Unit& unit) const;
+  at::ScalarType next_dtype(const Unit& unit) const;
   void add(Unit& unit, const at::Tensor& gradients) const;
   at::Tensor reduce_scatter(const at::Tensor& whole, at::ScalarType dtype) const;
   void all_gather(Unit& unit) const;

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -46,12 +45,6 @@ PretrainedReport load_pretrained(Engine& engine, const std::string& path,
 namespace {
 
 using Places = std::map<std::string, TensorPlace>;
-
-void write_text(const fs::path& path, const std::string& text) {
-  OutputFile file(path, fail<CheckpointError>);
-  file.write(text.data(), text.size());
-  file.commit();
-}
 
 /// Adds low-rank products to parameters.
 class Merging {
@@ -178,7 +171,7 @@ class ShardedWriter {
       const nlohmann::ordered_json index{
           {"metadata", {{"total_size", total_bytes_}, {"total_parameters", total_elements_}}},
           {"weight_map", files}};
-      write_text(folder_ / kWeightsIndex, index.dump(2) + "\n");
+      write_file(folder_ / kWeightsIndex, index.dump(2) + "\n", fail<CheckpointError>);
     }
     std::error_code ignored;
     std::vector<fs::path> old;
@@ -248,7 +241,7 @@ void save_pretrained(Engine& engine, const std::string& folder,
   attempt([&] {
     files.finish();
     if (!options.config_json.empty())
-      write_text(fs::path(folder) / "config.json", options.config_json);
+      write_file(fs::path(folder) / "config.json", options.config_json, fail<CheckpointError>);
   });
   comm::share_failure<CheckpointError>(engine.group(), "Writing the weights", failure);
 }

@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"
@@ -70,7 +69,7 @@ std::unique_ptr<GradientReduction> ReduceFlow::make_reduction() {
   return placement_.sharded.gradients ? sharded_gradients(context) : replicated_gradients(context);
 }
 
-void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared, bool last) {
+void ReduceFlow::begin_pass(bool layer_major, const std::vector<int64_t>& shared, bool last) {
   const std::lock_guard lock(mutex_);
   if (handed_over()) {
     throw Error(
@@ -79,17 +78,17 @@ void ReduceFlow::begin_backward(bool holds, const std::vector<int64_t>& shared, 
         "that are recomputed by reentrant checkpoints are passes of their own in loss.backward(): "
         "call Engine::backward.)");
   }
-  if (finished_ && reduction_->sums_once_a_step()) {
+  if (completed_ && reduction_->sums_once_a_step()) {
     throw Error(
         "Engine::backward after the gradients of this step were completed by Engine::gradient or "
         "set_gradient: with replicas (mics_shard_size) or delayed sums between hosts, read and "
         "write gradients between the last backward and Engine::step; to leave a pass out of the "
         "step, call Engine::zero_grad before the next.");
   }
-  finished_ = false;
+  completed_ = false;
   brought_ = Brought::gradients;
   arrivals_.begin_pass();
-  reduction_->begin_pass({.holds = holds, .shared = shared, .last = last});
+  reduction_->begin_pass({.layer_major = layer_major, .shared = shared, .last = last});
 }
 
 at::Tensor ReduceFlow::place(int64_t parameter) {
@@ -111,33 +110,33 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   const int64_t unit = layout_.unit_of(parameter);
   arrivals_.arrive(parameter, gradient);
   if (!reduction_->adopt(unit, gradient, variable))
-    arrivals_.write(parameter, variable, gradient, reduction_->array(unit));
-  finished_ = false;
+    arrivals_.collect(parameter, variable, gradient, reduction_->array(unit));
+  completed_ = false;
   presence_.note(parameter);
   placement_.shards->activity()->use(labels_[static_cast<size_t>(unit)]);
   reduction_->arrived(parameter, arrivals_.note_in_array(parameter));
 }
 
-void ReduceFlow::reduce_held() {
+void ReduceFlow::reduce_ready() {
   const std::lock_guard lock(mutex_);
-  reduction_->reduce_held();
+  reduction_->reduce_ready();
 }
 
-void ReduceFlow::end_backward() {
+void ReduceFlow::end_pass() {
   const std::lock_guard lock(mutex_);
   arrivals_.end_pass();
   reduction_->end_pass();
 }
 
-void ReduceFlow::abandon_backward() {
+void ReduceFlow::drop_pass() {
   const std::lock_guard lock(mutex_);
   arrivals_.end_pass();
   reduction_->drop_pass();
 }
 
-void ReduceFlow::finish() {
+void ReduceFlow::complete() {
   const std::lock_guard lock(mutex_);
-  if (finished_) return;
+  if (completed_) return;
   const at::NoGradGuard no_grad;
   GradientPresence::Agreement agreed;
   if (!dropped_by_some_) {
@@ -151,8 +150,8 @@ void ReduceFlow::finish() {
         "added the gradients of that pass to their own. Call Engine::zero_grad on all ranks, and "
         "make the step again.");
   }
-  reduction_->reduce_left(agreed);
-  finished_ = true;  // a failure from here on is final
+  reduction_->reduce_late(agreed);
+  completed_ = true;  // a failure from here on is final
   {
     const SideScope on(side_, mark_);
     reduction_->complete(agreed);
@@ -171,17 +170,17 @@ void ReduceFlow::detach() {
 
 void ReduceFlow::join_begun() {
   const std::lock_guard lock(mutex_);
-  if (!drops_together() || finished_) return;
+  if (!drops_together() || completed_) return;
   if (comm::any_rank(*placement_.all, has_begun(), "gradients dropped")) reduction_->join_begun();
 }
 
 void ReduceFlow::clear() {
   const std::lock_guard lock(mutex_);
-  reduction_->clear(finished_);
+  reduction_->clear(completed_);
   arrivals_.clear();
-  presence_.clear(finished_);
+  presence_.clear(completed_);
   brought_ = Brought::nothing;
-  finished_ = false;
+  completed_ = false;
   dropped_by_some_ = false;
 }
 
@@ -191,7 +190,7 @@ void ReduceFlow::forget_residuals() {
 }
 
 void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {
-  finish();
+  complete();
   const std::lock_guard lock(mutex_);
   const int64_t unit = layout_.unit_of(parameter);
   const auto sum = reduction_->open_sum(unit);
@@ -208,7 +207,7 @@ void ReduceFlow::set(int64_t parameter, const at::Tensor& values) {
 }
 
 void ReduceFlow::drop(int64_t parameter) {
-  finish();
+  complete();
   if (present()[static_cast<size_t>(parameter)] == 0) return;
   set(parameter, at::zeros({layout_.segment_of(parameter).numel}, at::kFloat));
   presence_.forget(parameter);

@@ -1,14 +1,27 @@
 // The second flow: gradients, from autograd's hooks to the sums over ranks that the update reads.
 //
-// A gradient takes this way:
-//   GradientArrivals     moves it from autograd's hook to the array of its unit
-//   GradientReduction    sums the array over the ranks, as soon as it may:
-//     ReplicatedGradients  at stages 0 and 1, once a step
-//     ShardedGradients     at stages 2 and 3, in each backward pass
-//   GradientSums         stores the sum of sharded gradients where the update reads it
-//   UnitNorms            takes the norm of the sums
-// Besides, ReductionOrder keeps the order in which all ranks reduce units, GradientPresence knows
-// which parameters had a gradient on some rank, and Reductions waits for reductions under way.
+// Note [The way of a gradient]
+// A gradient takes these steps. The code has one word for each.
+//   arrive      Autograd's hook hands the gradient over.                      GradientArrivals
+//   collect     It is written or added to its place in the unit's array.      GradientArrivals
+//   adopt       Or it is the array: it is all of a unit that is too large     GradientReduction
+//               for a bucket, and nobody else uses it.
+//   close       No more come: the array's other elements become zero.         GradientReduction
+//   convert     The array is copied to the dtype that is reduced.             GradientReduction
+//   reduce      The ranks add their arrays up: a reduce-scatter, or at        ReductionQueue,
+//               stage 0 an all-reduce.                                        PhasedReduction
+//   deliver     The result goes to the class of the unit's tier.              ReductionQueue,
+//               SumsByTier has chosen this class when the engine was made.    SumsByTier
+//   store or    The result becomes the unit's sum on that tier, or is added   GradientSums
+//   add         to the sum of earlier passes.
+//   hand over   An update in backward takes the sum of one unit.              BackwardUpdates
+//   detach      An update after the step takes the sums of all units.         UpdateSchedule
+// A gradient is late if it arrives after its unit was reduced in its pass.
+//
+// Gradients are reduced once a step at stages 0 and 1 (ReplicatedGradients), and in each backward
+// pass at stages 2 and 3 (ShardedGradients). Besides, ReductionOrder keeps the order in which all
+// ranks reduce units, GradientPresence knows which parameters had a gradient on some rank, and
+// UnitNorms takes the norm of the sums.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +54,7 @@ class ReduceFlow {
   ReduceFlow(const ReduceFlow&) = delete;
   ReduceFlow& operator=(const ReduceFlow&) = delete;
   /// See GradientReduction::hand_over_to. To be called before the first pass.
-  void hand_over_to(SumUser& user) { reduction_->hand_over_to(user); }
+  void hand_over_to(BackwardUpdates& updates) { reduction_->hand_over_to(updates); }
   /// See GradientReduction::observe.
   void observe(ReductionObserver* observer) { reduction_->observe(observer); }
 
@@ -49,18 +62,18 @@ class ReduceFlow {
 
   /// Begins a pass, which is described as in GradientReduction::Pass. Throws Error if the step
   /// can have no other pass: its gradients have been completed, or handed over for updates.
-  void begin_backward(bool holds = false, const std::vector<int64_t>& shared = {},
-                      bool last = false);
+  void begin_pass(bool layer_major = false, const std::vector<int64_t>& shared = {},
+                  bool last = false);
   /// Returns memory for the gradient of a parameter: see GradientPlace::place.
   at::Tensor place(int64_t parameter);
   /// Takes the gradient of a parameter: see GradientSink::arrive.
   void arrive(int64_t parameter, const at::Tensor& variable);
   /// Reduces the units whose gradients have all arrived: no more come for them in this pass.
-  void reduce_held();
+  void reduce_ready();
   /// Reduces the units that the pass has left over.
-  void end_backward();
+  void end_pass();
   /// The pass has failed, so nobody needs its reductions.
-  void abandon_backward();
+  void drop_pass();
 
   // The calls at the end of a step.
 
@@ -69,7 +82,7 @@ class ReduceFlow {
   bool only_foreign() const { return brought_ == Brought::foreign; }
   /// Completes every reduction, so that `sum` and `present` are final for this step. Further calls
   /// do nothing until a new gradient arrives. Collective.
-  void finish();
+  void complete();
   /// Returns the sum over ranks and passes of the elements of `unit` that this rank updates; a copy
   /// if they lie on disk.
   at::Tensor sum(int64_t unit) const { return reduction_->sum(unit); }
@@ -132,7 +145,7 @@ class ReduceFlow {
   enum class Brought : uint8_t { nothing, foreign, gradients };
   Brought brought_ = Brought::nothing;  // by the passes since the last step
   bool dropped_by_some_ = false;        ///< a pass of this step has thrown on some ranks only
-  bool finished_ = false;               // sums are complete, and no gradient has come since
+  bool completed_ = false;              // sums are complete, and no gradient has come since
   std::mutex mutex_;                    // autograd may run hooks on threads of its own
   std::unique_ptr<GradientReduction> reduction_;  // uses all of the above
 };

@@ -107,8 +107,8 @@ void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view w
   flows.schedule().finish();
   const auto written =
       comm::flags_of_any_rank(group, flows.writes().written_units(), "units written");
-  auto* pages = flows.gather().pager();
-  const auto dirty = pages != nullptr ? pages->dirty() : std::vector<int64_t>{};
+  auto* pager = flows.gather().pager();
+  const auto dirty = pager != nullptr ? pager->dirty() : std::vector<int64_t>{};
   std::vector<int64_t> parameters;
   std::vector<int64_t> hashes;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
@@ -117,7 +117,7 @@ void check_writes(const EnginePlan& plan, const Flows& flows, std::string_view w
     for (const auto& segment : layout.unit(u).segments) {
       auto values = stored;
       if (std::ranges::find(dirty, segment.parameter) != dirty.end())
-        values = tensor_at(pages->data(u), stored.numel(), stored.scalar_type(), stored.device());
+        values = tensor_at(pager->data(u), stored.numel(), stored.scalar_type(), stored.device());
       parameters.push_back(segment.parameter);
       hashes.push_back(hash_of_values(values.narrow(0, segment.offset, segment.numel)));
     }

@@ -1,4 +1,5 @@
-// Compares the parameters that several ranks should hold equally.
+// Compares what should be the same on several ranks: the parameters that they hold (replicas),
+// those that their users have written, and the values that a function was given.
 #pragma once
 
 #include <ATen/core/Tensor.h>

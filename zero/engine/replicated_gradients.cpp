@@ -29,7 +29,7 @@
 #include "zero/device/memory.h"
 #include "zero/engine/early_reductions.h"
 #include "zero/engine/gradient_reduction.h"
-#include "zero/engine/reductions.h"
+#include "zero/engine/reduction_queue.h"
 
 namespace zero {
 
@@ -40,6 +40,7 @@ class WholeGradient {
  public:
   WholeGradient(const ReductionContext& context, int64_t unit)
       : context_(context), unit_(unit), whole_(make_whole(Category::gradients)) {
+    ensure(plan().gradients_at != Tier::disk, "only sharded gradients go to a disk");
     cell() = on_host() ? make_on_host(Category::host_gradients) : owned();
     if (context_.settings.doubled)
       other_ =
@@ -58,20 +59,16 @@ class WholeGradient {
   void bring_down() {
     if (!on_host()) return;
     const auto& to = cell();
-    context_.table.link().down(to.data_ptr(), owned().const_data_ptr(),
-                               static_cast<int64_t>(to.nbytes()), context_.mark);
+    context_.table.copier().down(to.data_ptr(), owned().const_data_ptr(),
+                                 static_cast<int64_t>(to.nbytes()), context_.mark);
   }
 
   // Gives the elements to an update, as GradientReduction::detach does.
   at::Tensor detach() {
     auto detached = cell();
     if (!other_.defined()) return detached;
-    if (on_host()) {
-      std::swap(cell(), other_);
-    } else {
-      std::swap(whole_, other_);
-      cell() = owned();
-    }
+    std::swap(on_host() ? cell() : whole_, other_);
+    if (!on_host()) cell() = owned();
     return detached;
   }
 
@@ -101,10 +98,10 @@ class ReplicatedGradients final : public GradientReduction {
   explicit ReplicatedGradients(const ReductionContext& context)
       : GradientReduction(context),
         units_(static_cast<size_t>(context.layout.unit_count())),
-        came_(context.layout.parameters().size(), 0),
-        under_way_(context, Reductions::Arrays::callers) {
+        arrived_(context.layout.parameters().size(), 0),
+        under_way_(context, ReductionQueue::Arrays::callers) {
     for (int64_t u = 0; u < context_.layout.unit_count(); ++u) {
-      if (context_.table.trainable(u)) state(u).gradient.emplace(context_, u);
+      if (context_.table.trainable(u)) bookkeeping(u).gradient.emplace(context_, u);
     }
     reserve_buckets();
     early_ = EarlyReductions(reduces_early());
@@ -113,32 +110,33 @@ class ReplicatedGradients final : public GradientReduction {
   void begin_pass(const Pass& pass) override {
     const bool again = has_dropped();
     if (again) under_way_.drop();  // this pass writes to their arrays
-    early_.begin_pass(pass.last, pass.holds || again);
+    early_.begin_pass(pass.last, pass.layer_major || again);
     if (!early_.in_last_pass()) return;
-    std::ranges::fill(came_, uint8_t{0});
+    std::ranges::fill(arrived_, uint8_t{0});
     context_.arrivals.restart_counts();
     context_.order.restart();
   }
 
   const at::Tensor& array(int64_t unit) override {
-    auto& u = state(unit);
+    auto& u = bookkeeping(unit);
     if (u.sum != Sum::started) return u.gradient->whole();
     auto& late = u.late.array;
     if (!late.defined())
-      late = context_.pool.take(context_.layout.unit(unit).numel, context_.form(unit).collected);
+      late = context_.pool.take(context_.layout.unit(unit).numel,
+                                context_.gradient_form(unit).collected);
     return late;
   }
 
   void arrived(int64_t parameter, bool /*first*/) override {
     if (!early_.in_last_pass()) return;
-    if (std::exchange(came_[static_cast<size_t>(parameter)], uint8_t{1}) != 0) {
-      early_.came_again();
+    if (std::exchange(arrived_[static_cast<size_t>(parameter)], uint8_t{1}) != 0) {
+      early_.arrived_again();
       return;
     }
     const int64_t unit = context_.layout.unit_of(parameter);
-    if (!context_.arrivals.count(unit) || state(unit).sum == Sum::started) return;
+    if (!context_.arrivals.count_arrival(unit) || bookkeeping(unit).sum == Sum::started) return;
     context_.order.became_ready(unit);
-    if (context_.order.known()) reduce_ready();
+    if (context_.order.known()) reduce_in_turn();
   }
 
   void end_pass() override {
@@ -163,11 +161,11 @@ class ReplicatedGradients final : public GradientReduction {
   }
 
   GradientPresence::Report report() const override {
-    GradientPresence::Report report{.left = std::vector<uint8_t>(units_.size(), 0),
+    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0),
                                     .refuses_early = early_.refuses(),
                                     .began_early = early_.begun(),
                                     .dropped = has_dropped()};
-    std::ranges::transform(units_, report.left.begin(), [](const Unit& unit) {
+    std::ranges::transform(units_, report.late.begin(), [](const Unit& unit) {
       return static_cast<uint8_t>(unit.late.array.defined());
     });
     return report;
@@ -181,14 +179,14 @@ class ReplicatedGradients final : public GradientReduction {
     const auto& order = context_.order.units();
     if (agreed.began_early) reduce_expected();  // if this rank's pass has not begun them
     for (const int64_t u : order) {
-      if (context_.presence.wanted(u) && state(u).sum != Sum::started) start(u);
+      if (context_.presence.wanted(u) && bookkeeping(u).sum != Sum::started) start(u);
     }
     under_way_.complete();
     for (const int64_t u : order) {
-      if (agreed.left[static_cast<size_t>(u)] != 0) add_late(u);
+      if (agreed.late[static_cast<size_t>(u)] != 0) accumulate_late(u);
     }
     for (const int64_t u : order) {
-      if (context_.presence.wanted(u)) state(u).gradient->bring_down();
+      if (context_.presence.wanted(u)) bookkeeping(u).gradient->bring_down();
     }
   }
 
@@ -210,8 +208,8 @@ class ReplicatedGradients final : public GradientReduction {
 
   // No reduction is under way, unless a pass has thrown: then the next pass or `join_begun` waits
   // for it.
-  void clear(bool finished) override {
-    early_.clear(finished);
+  void clear(bool completed) override {
+    early_.clear(completed);
     for (auto& unit : units_) {
       if (unit.sum == Sum::started) unit.sum = Sum::open;
       unit.filled = false;
@@ -221,24 +219,25 @@ class ReplicatedGradients final : public GradientReduction {
     }
   }
 
-  at::Tensor sum(int64_t unit) const override { return state(unit).gradient->owned(); }
+  at::Tensor sum(int64_t unit) const override { return bookkeeping(unit).gradient->owned(); }
 
   at::Tensor open_sum(int64_t unit) override {
     auto target = sum(unit);
     wait_for(context_.side, context_.mark);
-    if (!std::exchange(state(unit).filled, true)) target.zero_();
-    state(unit).sum = Sum::started;  // gradients that come later are not summed over ranks
+    if (!std::exchange(bookkeeping(unit).filled, true)) target.zero_();
+    bookkeeping(unit).sum = Sum::started;  // gradients that come later are not summed over ranks
     return target;
   }
 
   void store_sum(int64_t unit, const at::Tensor& /*sum*/) override {
-    state(unit).gradient->bring_down();
+    bookkeeping(unit).gradient->bring_down();
   }
 
   void detach() override {
-    for (const int64_t u : context_.order.units()) state(u).detached = state(u).gradient->detach();
+    for (const int64_t u : context_.order.units())
+      bookkeeping(u).detached = bookkeeping(u).gradient->detach();
   }
-  const at::Tensor& detached(int64_t unit) const override { return state(unit).detached; }
+  const at::Tensor& detached(int64_t unit) const override { return bookkeeping(unit).detached; }
 
   at::Tensor norm_part_on_device(int64_t unit) const override {
     return context_.side ? context_.placement.part_of(slice(unit)) : at::Tensor();
@@ -268,7 +267,7 @@ class ReplicatedGradients final : public GradientReduction {
   void reserve_buckets() {
     at::Tensor under_way;
     for (const int64_t u : context_.order.units()) {
-      const auto& form = context_.form(u);
+      const auto& form = context_.gradient_form(u);
       if (!form.converts()) continue;
       auto bucket = context_.pool.take(context_.layout.unit(u).numel, form.reduced);
       if (under_way.defined()) context_.pool.give(std::exchange(under_way, {}));
@@ -287,17 +286,17 @@ class ReplicatedGradients final : public GradientReduction {
     const auto& placement = context_.placement;
     const bool waits = context_.replicas() != nullptr ||
                        std::ranges::any_of(context_.order.units(), [&](int64_t unit) {
-                         return context_.form(unit).converts();
+                         return context_.gradient_form(unit).converts();
                        });
     return placement.ranks() > 1 && !waits &&
            (placement.all->topology().hosts > 1 || context_.side.has_value());
   }
 
   // Reduces units in order as long as the next one is complete, or is not expected.
-  void reduce_ready() {
+  void reduce_in_turn() {
     while (const auto unit = context_.order.turn()) {
       if (context_.presence.expected(*unit)) {
-        if (!context_.arrivals.all_counted(*unit)) return;
+        if (!context_.arrivals.all_arrived(*unit)) return;
         const SideScope on(context_.side, context_.mark);
         start(*unit);
       }
@@ -308,7 +307,7 @@ class ReplicatedGradients final : public GradientReduction {
   // Reduces the expected units whose turn has not come.
   void reduce_expected() {
     for (const int64_t u : context_.order.units()) {
-      if (!context_.presence.expected(u) || state(u).sum == Sum::started) continue;
+      if (!context_.presence.expected(u) || bookkeeping(u).sum == Sum::started) continue;
       const SideScope on(context_.side, context_.mark);
       start(u);
     }
@@ -316,19 +315,19 @@ class ReplicatedGradients final : public GradientReduction {
 
   // Starts the sum over ranks. The caller is on the side stream.
   void start(int64_t unit) {
-    auto& u = state(unit);
+    auto& u = bookkeeping(unit);
     u.sum = Sum::started;
     u.filled = true;
     const auto& whole = u.gradient->whole();
     const auto& label = context_.label(unit);
     auto& all = *context_.placement.all;
     close(unit, whole);
-    const bool converts = context_.form(unit).converts();
+    const bool converts = context_.gradient_form(unit).converts();
     if (scattered()) {
       under_way_.start({.unit = unit,
                         .bucket = {converts ? converted(unit, whole) : whole, converts},
                         .output = slice(unit)},
-                       true, context_.form(unit).link.wire());
+                       true, context_.gradient_form(unit).link.wire());
       // Each reduction under way needs memory of its own.
       if (converts || context_.replicas() != nullptr) under_way_.advance(1);
     } else if (converts) {
@@ -339,22 +338,22 @@ class ReplicatedGradients final : public GradientReduction {
     } else {
       under_way_.add({.unit = unit,
                       .bucket = {whole, false},
-                      .over_ranks = SliceSum(all.all_reduce(whole, label))});
+                      .collectives = PhasedReduction(all.all_reduce(whole, label))});
     }
   }
 
   // Adds the sum over ranks of gradients that came after the unit had been reduced: Note [Early
   // reductions].
-  void add_late(int64_t unit) {
-    const auto& whole = state(unit).gradient->whole();
+  void accumulate_late(int64_t unit) {
+    const auto& whole = bookkeeping(unit).gradient->whole();
     auto bucket = array(unit);
-    state(unit).late = {};
+    bookkeeping(unit).late = {};
     close(unit, bucket);
     if (scattered()) {
       const auto sum = context_.placement.shards->empty(
           context_.layout.slice_numel(unit), whole.scalar_type(), Category::gradient_buckets);
       under_way_.start({.unit = unit, .bucket = {bucket, false}, .output = sum}, true,
-                       context_.form(unit).link.wire());
+                       context_.gradient_form(unit).link.wire());
       under_way_.complete();
       slice(unit).add_(sum);
     } else {
@@ -368,20 +367,20 @@ class ReplicatedGradients final : public GradientReduction {
   // slice.
   at::Tensor slice(int64_t unit) const {
     const auto range = context_.layout.slice(unit, context_.placement.shards->rank());
-    return state(unit).gradient->whole().narrow(0, range.begin, range.size());
+    return bookkeeping(unit).gradient->whole().narrow(0, range.begin, range.size());
   }
 
   bool scattered() const { return context_.placement.sharded.optimizer; }
   bool has_dropped() const {
     return std::ranges::any_of(units_, [](const Unit& unit) { return unit.sum == Sum::dropped; });
   }
-  Unit& state(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
-  const Unit& state(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
+  Unit& bookkeeping(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
+  const Unit& bookkeeping(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
 
   std::vector<Unit> units_;
   EarlyReductions early_{false};
-  std::vector<uint8_t> came_;  // by parameter: its gradient has come in the step's last pass
-  Reductions under_way_;
+  std::vector<uint8_t> arrived_;  // by parameter: its gradient has come in the step's last pass
+  ReductionQueue under_way_;
 };
 
 std::unique_ptr<GradientReduction> replicated_gradients(const ReductionContext& context) {

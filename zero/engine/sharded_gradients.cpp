@@ -9,22 +9,22 @@
 // Units are reduced in one order (Note [Order of reductions]). When the pass ends, a unit that this
 // rank has not touched is reduced with zeros. A pass may leave a unit out (a layer that is skipped
 // at random), and the complete units behind it would keep their buckets. So when kWaiting of them
-// wait, the unit is reduced with the gradients that have come (`may_leave` says when it may not). A
-// gradient that comes for a unit that this pass has reduced (recomputation, several uses) waits in
-// a new bucket for the next pass, or for the end of the step.
+// wait, the unit is reduced with the gradients that have come (`may_be_incomplete` says when it may
+// not). A gradient that comes for a unit that this pass has reduced (recomputation, several uses)
+// waits in a new bucket for the next pass, or for the end of the step.
 //
 // Engine::accumulate passes all micro-batches through one layer before the next one. Their
 // gradients add up in the bucket, in the dtype of the storage, and the unit is reduced once a step:
-// `release` says that the gradients of the layers so far are complete. The unit of a weight that
-// several layers share waits until all of them are complete.
+// `reduce_ready` says that the gradients of the layers so far are complete. The unit of a weight
+// that several layers share waits until all of them are complete.
 //
 // If updates run in backward, a slice is handed over when it is reduced, and is not stored. Only a
 // complete unit is handed over. A unit with a parameter that had no gradient on this rank stays
 // until all ranks have told which gradients they had.
 //
 // With replicas (Note [Hybrid sharding]) a reduction has three phases; each one that starts moves
-// those before it on by one phase. If several passes add up on the device, they do so in the block,
-// and the sums over replicas are made once, when the step ends.
+// those before it on by one phase. If several passes add up on the device, they do so in the
+// shard group, and the sums over replicas are made once, when the step ends.
 //
 // A bucket of one pass has the dtype in which gradients are reduced from the start, unless it is
 // divided before that (Note [Dtypes of gradients] in form.h).
@@ -42,7 +42,7 @@
 #include "zero/base/error.h"
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
-#include "zero/engine/reductions.h"
+#include "zero/engine/reduction_queue.h"
 
 namespace zero {
 
@@ -52,31 +52,33 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       : GradientReduction(context),
         sums_(context, context.settings.hands_over ? this : nullptr),
         units_(static_cast<size_t>(context.layout.unit_count())),
-        under_way_(context, Reductions::Arrays::own) {
+        under_way_(context, ReductionQueue::Arrays::own) {
     make_residuals();
   }
 
   void begin_pass(const Pass& pass) override {
-    holds_ = pass.holds;
+    layer_major_ = pass.layer_major;
     waiting_ = 0;
     context_.order.restart();
     context_.arrivals.restart_counts();
     for (auto& unit : units_) unit.turn = Turn::awaited;
-    for (const int64_t p : pass.shared) state(context_.layout.unit_of(p)).turn = Turn::at_the_end;
-    context_.order.move_back([&](int64_t unit) { return state(unit).turn == Turn::at_the_end; });
+    for (const int64_t p : pass.shared)
+      bookkeeping(context_.layout.unit_of(p)).turn = Turn::at_the_end;
+    context_.order.move_back(
+        [&](int64_t unit) { return bookkeeping(unit).turn == Turn::at_the_end; });
   }
 
   const at::Tensor& array(int64_t unit) override {
-    auto& bucket = state(unit).bucket;
+    auto& bucket = bookkeeping(unit).bucket;
     if (!bucket.array.defined()) {
       const int64_t numel = context_.layout.unit(unit).numel;
-      bucket = {.array = context_.pool.take(numel, context_.form(unit).collected)};
+      bucket = {.array = context_.pool.take(numel, context_.gradient_form(unit).collected)};
     }
     return bucket.array;
   }
 
   bool adopt(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) override {
-    auto& bucket = state(unit).bucket;
+    auto& bucket = bookkeeping(unit).bucket;
     if (bucket.array.defined() || !stands_alone(unit, gradient, variable)) return false;
     bucket = {.array = gradient.as_strided({context_.layout.unit(unit).numel}, {1}),
               .pooled = false,
@@ -87,14 +89,24 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void arrived(int64_t parameter, bool first) override {
     if (!first) return;
     const int64_t unit = context_.layout.unit_of(parameter);
-    const auto turn = state(unit).turn;
-    if (!context_.arrivals.count(unit) || turn == Turn::over) return;
+    const auto turn = bookkeeping(unit).turn;
+    if (!context_.arrivals.count_arrival(unit) || turn == Turn::over) return;
     context_.order.became_ready(unit);
     if (turn == Turn::awaited) ++waiting_;
-    if (!holds_) reduce_ready();
+    if (!layer_major_) reduce_ready();
   }
 
-  void reduce_held() override { reduce_ready(); }
+  // Reduces units in order, as long as the next one is complete or keeps too many others waiting.
+  void reduce_ready() override {
+    while (const auto unit = context_.order.turn()) {
+      const bool complete = context_.arrivals.all_arrived(*unit);
+      const bool incomplete = waiting_ >= kWaiting && may_be_incomplete(*unit);
+      if (bookkeeping(*unit).turn == Turn::at_the_end || (!complete && !incomplete)) return;
+      if (complete) --waiting_;
+      context_.order.advance();
+      reduce(*unit);
+    }
+  }
 
   void end_pass() override {
     while (const auto unit = context_.order.turn()) {
@@ -106,16 +118,16 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void drop_pass() override { under_way_.drop(); }
 
   GradientPresence::Report report() const override {
-    GradientPresence::Report report{.left = std::vector<uint8_t>(units_.size(), 0)};
-    std::ranges::transform(units_, report.left.begin(), [](const Unit& unit) {
+    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0)};
+    std::ranges::transform(units_, report.late.begin(), [](const Unit& unit) {
       return static_cast<uint8_t>(unit.bucket.array.defined());
     });
     return report;
   }
 
-  void reduce_left(const GradientPresence::Agreement& agreed) override {
+  void reduce_late(const GradientPresence::Agreement& agreed) override {
     for (const int64_t u : context_.order.units()) {
-      if (agreed.left[static_cast<size_t>(u)] == 0) continue;
+      if (agreed.late[static_cast<size_t>(u)] == 0) continue;
       if (context_.settings.hands_over) {
         throw Error(fmt::format(
             "A gradient arrived for {} after that was reduced and, with update_in_backward, used: "
@@ -135,15 +147,15 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   bool sums_once_a_step() const override {
     return std::ranges::any_of(context_.order.units(),
-                               [&](int64_t unit) { return context_.form(unit).defers; });
+                               [&](int64_t unit) { return context_.gradient_form(unit).defers; });
   }
 
-  void clear(bool /*finished*/) override {
+  void clear(bool /*completed*/) override {
     under_way_.drop();
     const SideScope on(context_.side, context_.mark);  // memory goes back to that stream
     sums_.wait();
     for (const int64_t u : context_.order.units()) {
-      auto& unit = state(u);
+      auto& unit = bookkeeping(u);
       unit.turn = Turn::awaited;
       unit.sum = Sum::none;
       const auto bucket = std::exchange(unit.bucket, {});
@@ -163,8 +175,8 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       opened = sums_.of(unit).make(unit);
     }
     wait_for(context_.side, context_.mark);
-    if (state(unit).sum == Sum::none) {
-      state(unit).sum = Sum::started;
+    if (bookkeeping(unit).sum == Sum::none) {
+      bookkeeping(unit).sum = Sum::started;
       opened.zero_();
     }
     return opened;
@@ -173,21 +185,23 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void store_sum(int64_t unit, const at::Tensor& sum) override { sums_.of(unit).store(unit, sum); }
 
   void detach() override {
-    for (const int64_t u : context_.order.units()) state(u).detached = sums_.of(u).detach(u);
+    for (const int64_t u : context_.order.units()) bookkeeping(u).detached = sums_.of(u).detach(u);
   }
-  const at::Tensor& detached(int64_t unit) const override { return state(unit).detached; }
+  const at::Tensor& detached(int64_t unit) const override { return bookkeeping(unit).detached; }
 
   at::Tensor norm_part_on_device(int64_t unit) const override {
     return sums_.of(unit).norm_part_on_device(unit);
   }
   optim::SquaredNorm norm(int64_t unit) const override { return sums_.of(unit).norm(unit); }
 
-  void hand_over_to(SumUser& user) override { user_ = &user; }
+  void hand_over_to(BackwardUpdates& updates) override { updates_ = &updates; }
   bool handed_over() const override {
     return context_.settings.hands_over &&
            std::ranges::any_of(units_, [](const Unit& unit) { return unit.sum != Sum::none; });
   }
-  bool handed_over(int64_t unit) const override { return state(unit).sum == Sum::handed_over; }
+  bool handed_over(int64_t unit) const override {
+    return bookkeeping(unit).sum == Sum::handed_over;
+  }
 
   void forget_residuals() override {
     for (auto& unit : units_) {
@@ -216,12 +230,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     if (!context_.settings.feedback) return;
     auto& shards = *context_.placement.shards;
     for (const int64_t u : context_.order.units()) {
-      const auto& link = context_.form(u).link;
+      const auto& link = context_.gradient_form(u).link;
       if (!link.quantised()) continue;
       const int64_t bytes =
           shards.feedback_bytes(link.quantisation, context_.layout.slice_numel(u));
       if (bytes > 0)
-        state(u).residuals = shards.empty(bytes, at::kByte, Category::gradients).zero_();
+        bookkeeping(u).residuals = shards.empty(bytes, at::kByte, Category::gradients).zero_();
     }
   }
 
@@ -229,7 +243,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   // the pool's buckets, has the unit's layout, and is used by nobody else.
   bool stands_alone(int64_t unit, const at::Tensor& gradient, const at::Tensor& variable) const {
     const int64_t numel = context_.layout.unit(unit).numel;
-    const auto& form = context_.form(unit);
+    const auto& form = context_.gradient_form(unit);
     return numel * form.bucket_element_bytes() > context_.pool.bucket_bytes() &&
            gradient.numel() == numel && gradient.scalar_type() == form.collected &&
            gradient.strides() == variable.strides() && variable.is_non_overlapping_and_dense() &&
@@ -237,24 +251,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
            gradient.storage().use_count() == 1;
   }
 
-  // Reduces units in order, as long as the next one is complete or keeps too many others waiting.
-  void reduce_ready() {
-    while (const auto unit = context_.order.turn()) {
-      const bool complete = context_.arrivals.all_counted(*unit);
-      const bool leaves = waiting_ >= kWaiting && may_leave(*unit);
-      if (state(*unit).turn == Turn::at_the_end || (!complete && !leaves)) return;
-      if (complete) --waiting_;
-      context_.order.advance();
-      reduce(*unit);
-    }
-  }
-
   // Returns whether a unit may be reduced before its gradients are all here. It may not if a
   // backward function has a place in its bucket, if late gradients could not be used any more
   // (updates in backward), or if an update of the step before may still read the sum (several
   // layers in one pass).
-  bool may_leave(int64_t unit) const {
-    return context_.order.known() && !context_.arrivals.awaits(unit) && !holds_ &&
+  bool may_be_incomplete(int64_t unit) const {
+    return context_.order.known() && !context_.arrivals.awaits(unit) && !layer_major_ &&
            !context_.settings.hands_over;
   }
 
@@ -262,40 +264,40 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   void reduce(int64_t unit) {
     const at::NoGradGuard no_grad;
     if (observer_ != nullptr) observer_->reduction_starts(unit);
-    auto& u = state(unit);
+    auto& u = bookkeeping(unit);
     u.turn = Turn::over;
     context_.arrivals.restart_count(unit);
     array(unit);
     Reduction reduction{.unit = unit,
                         .sums = &sums_.of(unit),
                         .bucket = std::exchange(u.bucket, {}),
-                        .adds = u.sum != Sum::none};
+                        .accumulates = u.sum != Sum::none};
     if (u.sum == Sum::none) u.sum = Sum::started;
     close(unit, reduction.bucket.array);
-    if (context_.form(unit).converts()) {
+    if (context_.gradient_form(unit).converts()) {
       auto bucket = converted(unit, reduction.bucket.array);
       context_.pool.give(std::exchange(reduction.bucket, {std::move(bucket)}));
     }
     const SideScope on(context_.side, context_.mark);
     reduction.sums->prepare(reduction);
-    under_way_.start(std::move(reduction), !context_.form(unit).defers, wire(unit));
+    under_way_.start(std::move(reduction), !context_.gradient_form(unit).defers, wire(unit));
     under_way_.advance(1);
   }
 
   std::optional<comm::LinkWire> wire(int64_t unit) const {
-    auto wire = context_.form(unit).link.wire();
+    auto wire = context_.gradient_form(unit).link.wire();
     if (wire && !wire->packed) {
-      wire->error = state(unit).residuals;
+      wire->error = bookkeeping(unit).residuals;
       wire->beta = context_.settings.feedback.value_or(0);
     }
     return wire;
   }
 
-  // Adds up over the replicas the sums that micro-batches have made in the block.
+  // Adds up over the replicas the sums that micro-batches have made in the shard group.
   void sum_over_replicas() {
-    std::vector<SliceSum> over_replicas;
+    std::vector<PhasedReduction> over_replicas;
     for (const int64_t u : context_.order.units()) {
-      if (context_.form(u).defers && state(u).sum != Sum::none)
+      if (context_.gradient_form(u).defers && bookkeeping(u).sum != Sum::none)
         over_replicas.emplace_back(*context_.replicas(), sum(u), context_.label(u));
     }
     for (int phase = 0; phase < 3; ++phase) {
@@ -305,20 +307,21 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   // The sums give a unit's slice to this, which marks the unit and hands the slice over.
   bool wants(int64_t unit) const override { return context_.presence.complete_here(unit); }
-  void give(int64_t unit, at::Tensor sum) override {
-    state(unit).sum = Sum::handed_over;
-    user_->take_up(unit, std::move(sum));
+  void hand_over(int64_t unit, at::Tensor sum) override {
+    bookkeeping(unit).sum = Sum::handed_over;
+    updates_->update_in_backward(unit, std::move(sum));
   }
 
-  Unit& state(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
-  const Unit& state(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
+  // The progress of a unit in this step. Its numbers are in `sums_`.
+  Unit& bookkeeping(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
+  const Unit& bookkeeping(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
 
-  PlacedSums sums_;
+  SumsByTier sums_;
   std::vector<Unit> units_;
-  bool holds_ = false;   // the pass under way reduces units in `release` only
-  int64_t waiting_ = 0;  // complete units whose turn has not come in this pass
-  SumUser* user_ = nullptr;
-  Reductions under_way_;
+  bool layer_major_ = false;  // the pass under way reduces units in `reduce_ready` only
+  int64_t waiting_ = 0;       // complete units whose turn has not come in this pass
+  BackwardUpdates* updates_ = nullptr;
+  ReductionQueue under_way_;
 };
 
 std::unique_ptr<GradientReduction> sharded_gradients(const ReductionContext& context) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "zero/checkpoint/in_force.h"
 #include "zero/engine/unit_plan.h"
 #include "zero/optim/state_format.h"
 #include "zero/partition/layout.h"
@@ -25,10 +26,10 @@ int64_t whole_blocks(const UnitPlan& plan, State state, int64_t elements) {
 }  // namespace
 
 SliceFile::SliceFile(const StateParts& parts, const std::filesystem::path& folder, int rank,
-                     int ranks, bool owns)
+                     int ranks, Contents contents)
     : parts_(parts) {
   entry_.name = shard_name(rank, ranks);
-  if (owns) add_slices();
+  if (contents.owned) add_slices(contents.in_force);
   for (int64_t p = 0; p < parts.model.size() && rank == 0; ++p) {
     if (!parts.factored.has(p)) continue;
     for (const auto name : FactoredStates::kNames)
@@ -47,30 +48,38 @@ SliceFile::SliceFile(const StateParts& parts, const std::filesystem::path& folde
 }
 
 // Adds all states of what this rank owns of each parameter.
-void SliceFile::add_slices() {
+void SliceFile::add_slices(bool in_force) {
   const auto& [layout, table, model, factored, config] = parts_;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
     const auto& plan = table.plan(u);
+    const bool both = in_force && plan.trainable;
     std::vector<Manifest::Slice> mine;
     for (const auto& segment : layout.unit(u).segments) {
       const auto part = partition::intersect(segment.range(), plan.owned);
       if (!part.empty())
         mine.push_back({segment.parameter, part.begin - segment.offset, part.end - segment.offset});
     }
-    for (const auto state : cell_states(plan)) {
+    const auto add_state = [&](std::string_view name, State state, const Piece& piece) {
       for (const auto& [parameter, begin, end] : mine) {
         const int64_t first = layout.segment_of(parameter).offset - plan.owned.begin;
         const int64_t entries = plan.entries(state, whole_blocks(plan, state, end - begin));
-        add(slice_key(table.name(u, state), model.name(parameter)), stored_dtype(plan, state),
-            {entries},
-            {.key = {},
-             .unit = u,
-             .state = state,
-             .owned = {first + begin, first + end},
-             // The upper halves of split master weights are the parameters.
-             .exposed = state == State::parameters || (state == State::master && plan.split)});
+        auto part = piece;
+        part.unit = u;
+        part.state = state;
+        part.owned = {first + begin, first + end};
+        add(slice_key(name, model.name(parameter)), stored_dtype(plan, state), {entries},
+            std::move(part));
       }
+    };
+    // Nobody writes to parameters on a disk but through the table.
+    const bool shown = plan.parameters_at != Tier::disk;
+    for (const auto state : cell_states(plan)) {
+      // The upper halves of split master weights are the parameters.
+      const bool exposed =
+          shown && (state == State::parameters || (state == State::master && plan.split));
+      add_state(table.name(u, state), state, {.key = {}, .in_force = !both, .exposed = exposed});
     }
+    if (both) add_state(kInForce, State::parameters, {.key = {}, .exposed = shown});
     entry_.slices.insert(entry_.slices.end(), mine.begin(), mine.end());
   }
 }
@@ -92,7 +101,10 @@ at::Tensor SliceFile::values(const Piece& piece) const {
   if (piece.unit < 0) return piece.whole;
   const auto& plan = parts_.table.plan(piece.unit);
   auto owned = piece.owned;
-  if (!plan.is_coded(piece.state)) return parts_.table.read(piece.unit, piece.state, owned);
+  if (!plan.is_coded(piece.state)) {
+    return piece.in_force ? parts_.table.read(piece.unit, piece.state, owned)
+                          : parts_.table.read_new(piece.unit, piece.state, owned);
+  }
   owned.end = owned.begin + whole_blocks(plan, piece.state, owned.size());
   return parts_.table.read_stored(piece.unit, piece.state, owned);
 }

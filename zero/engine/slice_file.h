@@ -23,17 +23,23 @@ class SliceFile {
     std::string key;
     int64_t unit = -1;  ///< -1: no cell
     State state = State::parameters;
+    bool in_force = true;      ///< else the values after a delayed update: StateTable::read_new
     partition::Range owned{};  ///< counted from the first element that this rank owns of the unit
     at::Tensor whole{};        ///< the tensor that is no cell
     int64_t bytes = 0;
     bool exposed = true;  ///< code outside the table may write its memory between updates
   };
 
-  /// Creates the file in `folder` and writes its header. A rank whose states another one saves does
-  /// not `own` any. The first rank has the factored states. `parts` outlive this. Throws
-  /// CheckpointError.
+  struct Contents {
+    bool owned = true;  ///< false: another rank saves this rank's states
+    /// A delayed update is computed, and its parameters are not in force: the file has both.
+    bool in_force = false;
+  };
+
+  /// Creates the file in `folder` and writes its header. The first rank has the factored states.
+  /// `parts` outlive this. Throws CheckpointError.
   SliceFile(const StateParts& parts, const std::filesystem::path& folder, int rank, int ranks,
-            bool owns);
+            Contents contents);
 
   /// Returns the pieces in the order of their bytes in the file.
   const std::vector<Piece>& pieces() const { return pieces_; }
@@ -46,7 +52,7 @@ class SliceFile {
   Manifest::File commit();
 
  private:
-  void add_slices();
+  void add_slices(bool in_force);
   void add(std::string key, at::ScalarType dtype, std::vector<int64_t> shape, Piece piece);
   void add(std::string key, const at::Tensor& whole);
 

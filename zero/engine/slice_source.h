@@ -8,20 +8,11 @@
 #include <memory>
 
 #include "zero/comm/group.h"
+#include "zero/engine/pending_updates.h"
 #include "zero/engine/state_table.h"
 #include "zero/partition/layout.h"
 
 namespace zero {
-
-/// Updates that may still be under way when somebody reads parameters.
-class LateUpdates {
- public:
-  virtual ~LateUpdates() = default;
-  /// Completes the update of a unit whose parameters are about to be read from a disk.
-  virtual void complete(int64_t unit) = 0;
-  /// Completes the update if that needs no waiting. Returns whether the parameters may be read now.
-  virtual bool try_complete(int64_t unit) = 0;
-};
 
 /// Called by one thread at a time for a given unit, and by several for different ones.
 class SliceSource {
@@ -56,6 +47,7 @@ struct DiskReads {
 // The arguments outlive the source.
 std::unique_ptr<SliceSource> memory_slices(StateTable& table);
 /// A slice is read after its unit's update among `updates`.
-std::unique_ptr<SliceSource> disk_slices(StateTable& table, LateUpdates& updates, DiskReads reads);
+std::unique_ptr<SliceSource> disk_slices(StateTable& table, PendingUpdates& updates,
+                                         DiskReads reads);
 
 }  // namespace zero

@@ -6,7 +6,6 @@
 // stores the exact values: master weights, and the slice that the next gather quantises anew. So
 // errors of the quantisation do not add up. `full` gives the stored values.
 #include <array>
-#include <utility>
 
 #include "zero/device/memory.h"
 #include "zero/device/stream.h"
@@ -21,7 +20,7 @@ class SlicedUnits final : public PagedSource {
   SlicedUnits(const SourceParts& parts, DiskReads reads)
       : PagedSource(parts), reads_(reads), gathers_(static_cast<size_t>(layout().unit_count())) {}
 
-  paging::UnitSource* start(LateUpdates& updates) override {
+  paging::UnitSource* start(PendingUpdates& updates) override {
     sources_ = {memory_slices(table()), disk_slices(table(), updates, reads_)};
     for (int64_t u = 0; u < layout().unit_count(); ++u) {
       const bool on_disk = table().transfer_bytes(u, State::parameters) > 0;

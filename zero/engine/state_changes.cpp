@@ -22,24 +22,28 @@ void StateChanges::complete_update(std::string_view label) {
   }
 }
 
-// Returns, by unit, whether it is among `units`, or a user on any rank or an update under way has
-// changed it. Collective if parameters are replicated and updated in slices: then only changed
-// units are gathered.
+bool StateChanges::settle_update(std::string_view label) {
+  const bool delayed = flows_.schedule().delayed();
+  change(
+      label, [] {}, {}, delayed);
+  return delayed;
+}
+
+// Returns, by unit, whether it has `changed`, or a user on any rank has changed it. Collective if
+// parameters are replicated and updated in slices: then only changed units are gathered.
 std::vector<uint8_t> StateChanges::changed_units(std::string_view label,
-                                                 const std::vector<int64_t>& units) {
+                                                 std::vector<uint8_t> changed) {
   // Publishing costs nothing at stage 3 unless units go to other hosts, and does nothing at stage
   // 0.
   const auto& sharded = plan_.placement().sharded;
   const bool gathers = sharded.optimizer && (!sharded.parameters || plan_.kept_on_hosts());
   if (!gathers) return std::vector<uint8_t>(plan_.units().size(), 1);
-  auto changed = flows_.schedule().left_units();
-  for (const int64_t unit : units) changed[static_cast<size_t>(unit)] = 1;
   const auto written = flows_.writes().written_units();
   for (size_t u = 0; u < changed.size(); ++u) changed[u] |= written[u];
   return comm::flags_of_any_rank(plan_.group(), std::move(changed), label);
 }
 
-void StateChanges::show(const std::vector<uint8_t>& units) const {
+void StateChanges::publish(const std::vector<uint8_t>& units) const {
   auto& gather = flows_.gather();
   for (size_t u = 0; u < units.size(); ++u) {
     if (units[u] != 0) gather.publish(static_cast<int64_t>(u));
@@ -50,26 +54,38 @@ void StateChanges::show(const std::vector<uint8_t>& units) const {
 
 void StateChanges::change_parameters(std::string_view label, const std::function<void()>& write,
                                      const std::vector<int64_t>& units) {
+  change(label, write, units, false);
+}
+
+void StateChanges::change(std::string_view label, const std::function<void()>& write,
+                          const std::vector<int64_t>& units, bool keeps_delayed) {
   const c10::NoGradGuard no_grad;
   check_between_steps(label);
   std::optional<paging::Pager::Change> change;
-  if (auto* pages = flows_.gather().pager()) change.emplace(*pages);
+  if (auto* pager = flows_.gather().pager()) change.emplace(*pager);
   // Every rank has ended its gathers when this returns.
   const auto mine = flows_.writes().written_units();
   const bool wrote = std::ranges::any_of(mine, [](uint8_t unit) { return unit != 0; });
   if (comm::any_rank(plan_.group(), wrote, label))
     check_writes(plan_, flows_, fmt::format("before {}", label));
-  const auto changed = changed_units(label, units);
-  flows_.schedule().finish();
+  auto updated = keeps_delayed ? std::vector<uint8_t>(plan_.units().size(), 0)
+                               : flows_.schedule().pending_units();
+  for (const int64_t unit : units) updated[static_cast<size_t>(unit)] = 1;
+  const auto changed = changed_units(label, std::move(updated));
+  if (keeps_delayed) {
+    flows_.schedule().settle();
+  } else {
+    flows_.schedule().finish();
+  }
   flows_.writes().commit();
   flows_.writes().invalidate();
   write();
-  show(changed);
+  publish(changed);
 }
 
 void StateChanges::replace_states(std::string_view label, const std::function<void()>& write) {
   std::optional<paging::Pager::Change> change;
-  if (auto* pages = flows_.gather().pager()) change.emplace(*pages);
+  if (auto* pager = flows_.gather().pager()) change.emplace(*pager);
   plan_.group().barrier(label);  // every rank has ended its gathers
   flows_.writes().commit();
   flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed
@@ -77,7 +93,7 @@ void StateChanges::replace_states(std::string_view label, const std::function<vo
   drop_gradients();
   flows_.reduce().forget_residuals();  // they are not saved with the states
   write();
-  show(std::vector<uint8_t>(plan_.units().size(), 1));  // frozen ones, too
+  publish(std::vector<uint8_t>(plan_.units().size(), 1));  // frozen ones, too
 }
 
 void StateChanges::drop_gradients() {

@@ -20,8 +20,11 @@ class StateChanges {
 
   /// Completes an update under way. Collective.
   void complete_update(std::string_view label);
+  /// Waits until an update under way is computed, and takes over what users have written. The
+  /// parameters of a delayed update stay out of force. Returns whether there are such. Collective.
+  bool settle_update(std::string_view label);
   /// Runs `write`, which may change owned elements of `units`, while no rank reads the parameters.
-  /// Then it shows these elements, and those that users have written, to all ranks. Collective.
+  /// Then it publishes these elements, and those that users have written, to all ranks. Collective.
   void change_parameters(
       std::string_view label, const std::function<void()>& write = [] {},
       const std::vector<int64_t>& units = {});
@@ -41,8 +44,10 @@ class StateChanges {
   }
 
  private:
-  std::vector<uint8_t> changed_units(std::string_view label, const std::vector<int64_t>& units);
-  void show(const std::vector<uint8_t>& units) const;
+  void change(std::string_view label, const std::function<void()>& write,
+              const std::vector<int64_t>& units, bool keeps_delayed);
+  std::vector<uint8_t> changed_units(std::string_view label, std::vector<uint8_t> changed);
+  void publish(const std::vector<uint8_t>& units) const;
 
   const EnginePlan& plan_;
   StepProgress& progress_;

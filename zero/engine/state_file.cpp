@@ -24,7 +24,7 @@ nlohmann::json shapes_of(const Model& model) {
 
 std::map<std::string, std::string> description(const StateParts& parts) {
   return {{"stage", std::to_string(parts.config.stage)},
-          {"world_size", std::to_string(parts.layout.world_size())},
+          {"world_size", std::to_string(parts.layout.shards())},
           {"unit_bytes", std::to_string(parts.config.unit_bytes)},
           {"parameters", nlohmann::json(parts.model.names()).dump()}};
 }

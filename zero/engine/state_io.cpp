@@ -2,11 +2,12 @@
 //
 // A checkpoint is one file for each rank, with the elements that the rank owns, by parameter, and a
 // manifest (Note [Checkpoints] in checkpoint/manifest.h). At stage 0 rank 0's file has all of them,
-// and with replicas those of the first block. The files are in a WholeFolder: they replace an
+// and with replicas those of the first shard group. The files are in a WholeFolder: they replace an
 // earlier save only once all are complete and on the disk.
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "zero/checkpoint/whole_folder.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
+#include "zero/comm/gather_texts.h"
 #include "zero/device/stream.h"
 #include "zero/engine/background_save.h"
 #include "zero/engine/engine_impl.h"
@@ -67,8 +69,8 @@ StateParts Engine::Impl::parts() {
   return {plan.layout(), flows.table(), plan.model(), flows.factored(), plan.config()};
 }
 
-Manifest Engine::Impl::manifest() {
-  auto manifest = describe(parts(), saved_progress());
+Manifest Engine::Impl::manifest(bool delayed) {
+  auto manifest = describe(parts(), saved_progress(), delayed);
   for (size_t g = 0; g < hyper_parameters.groups().size(); ++g)
     manifest.groups.push_back(dump(hyper_parameters.optimizer(g)));
   manifest.buffer_policy = buffer_policy == BufferPolicy::rank_0    ? "rank_0"
@@ -90,13 +92,15 @@ void Engine::Impl::load_states(std::string_view label,
     loaded = source->progress();
     flows.schedule().wait();
   });
+  const bool delayed = plan.timing().delayed_after && source->has_in_force();
   changes.replace_states(label, [&] {
     progress.set_steps(loaded.steps);
     progress.loss_scale() = loaded.loss_scale;
     flows.update().steps() = std::move(loaded.parameter_steps);
-    restore(parts(), *source);
+    restore(parts(), *source, delayed);
     plan.model().has_values();
   });
+  if (delayed) flows.schedule().resume_delayed();
 }
 
 void Engine::save(const std::string& folder, const Attached& attached, const SaveOptions& options) {
@@ -113,24 +117,41 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
       options.background && !is_asynchronous(group.device()) && config().memory_budget == 0;
   const auto partial = WholeFolder::partial(folder);
   std::unique_ptr<BackgroundSave::Folder> whole;
-  impl.changes.change_parameters(kLabel);
+  const bool delayed = impl.changes.settle_update(kLabel);
+  const auto& hosts = options.on_each_host;
   comm::agree<CheckpointError>(group, kLabel, [&] {
-    if (group.rank() != 0) return;
+    if ((hosts ? group.local_rank() : group.rank()) != 0) return;
     as_checkpoint_error([&] {
       check_replaceable(folder);
+      // NOLINTNEXTLINE(modernize-make-unique): this aggregate does not move
       whole.reset(new BackgroundSave::Folder{
-          {folder, &fail<CheckpointError>}, impl.manifest(), group.size()});
+          {folder, &fail<CheckpointError>}, impl.manifest(delayed), group.size()});
     });
   });
   const bool owns = impl.plan.placement().sharded.optimizer
                         ? impl.plan.placement().replicas->rank() == 0
                         : group.rank() == 0;
+  auto file = comm::agree<CheckpointError>(group, kLabel, [&] {
+    std::unique_ptr<SliceFile> made;
+    as_checkpoint_error([&] {
+      made = std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(),
+                                         SliceFile::Contents{.owned = owns, .in_force = delayed});
+    });
+    return made;
+  });
+  if (hosts && hosts->make_room) {
+    int64_t bytes = 0;
+    for (const auto& piece : file->pieces()) bytes += piece.bytes;
+    const auto all = comm::gather_records(group, bytes, kLabel);
+    comm::agree<CheckpointError>(group, kLabel, [&] { hosts->make_room(all); });
+  }
   std::shared_ptr<SaveSnapshot> snapshot;
   comm::agree<CheckpointError>(group, kLabel, [&] {
     as_checkpoint_error([&] {
       snapshot = std::make_shared<SaveSnapshot>(
-          std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(), owns),
-          group.ledger(), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>());
+          std::move(file), group.ledger(),
+          beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
+          impl.save_memory);
     });
   });
   // The thread reads on another stream than the one that has written.
@@ -139,7 +160,8 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   std::unique_ptr<BackgroundSave> saving;
   comm::agree<CheckpointError>(group, kLabel, [&] {
     as_checkpoint_error([&] {
-      saving = std::make_unique<BackgroundSave>(snapshot, partial, attached, std::move(whole));
+      saving =
+          std::make_unique<BackgroundSave>(snapshot, partial, attached, std::move(whole), hosts);
     });
   });
   impl.saving = std::move(saving);
@@ -163,6 +185,10 @@ void Engine::complete_save() {
   // Rank 0 waits for the files of all ranks, which it must not do if one has failed.
   comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait_for_file(); });
   comm::agree<CheckpointError>(group, "Engine::save", [&] { saving->wait(); });
+  if (!saving->on_each_host()) return;
+  const auto entries = comm::gather_texts(group, saving->entry(), "Engine::save");
+  comm::agree<CheckpointError>(group, "Engine::save",
+                               [&] { as_checkpoint_error([&] { saving->complete(entries); }); });
 }
 
 Attached Engine::load(const std::string& folder) {
@@ -195,12 +221,38 @@ Attached Engine::load(const std::string& folder) {
   return attached;
 }
 
+Attached Engine::load_on_each_host(const std::string& folder, const FetchFiles& fetch) {
+  complete_save();
+  const c10::NoGradGuard no_grad;
+  const HostScope not_refused;
+  constexpr const char* kLabel = "Engine::load_on_each_host";
+  auto& impl = *impl_;
+  auto& group = impl.plan.group();
+  const int rank = group.rank();
+  auto manifest =
+      comm::agree<DamagedCheckpoint>(group, kLabel, [&] { return read_manifest(folder); });
+  auto source = comm::agree<CheckpointError>(
+      group, kLabel, [&] { return open_slices(impl.parts(), folder, manifest, rank); });
+  const auto attached = manifest.file_of(rank).attached;
+  // The files of other hosts need not be here.
+  const auto needed = files_needed(impl.parts(), folder, manifest, rank);
+  std::erase_if(manifest.files, [&](const Manifest::File& file) {
+    return std::find(needed.begin(), needed.end(), file.name) == needed.end();
+  });
+  comm::agree<DamagedCheckpoint>(group, kLabel, [&] {
+    fetch(needed);
+    verify(folder, manifest);
+  });
+  impl.load_states(kLabel, [&] { return std::move(source); });
+  return attached;
+}
+
 void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.changes.at_boundary("Engine::save_full");
-  impl.changes.change_parameters("Engine::save_full");
+  impl.changes.settle_update("Engine::save_full");
   save_tensors(
       impl.parts(), impl.saved_progress(), impl.plan.group(),
       [&](int64_t unit, const at::Tensor& owned) { return impl.flows.table().full(unit, owned); },

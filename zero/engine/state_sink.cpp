@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/in_force.h"
 #include "zero/comm/agreement.h"
 #include "zero/engine/flat.h"
 
@@ -13,7 +14,7 @@ namespace zero {
 
 using partition::Range;
 
-Manifest describe(const StateParts& parts, const Progress& progress) {
+Manifest describe(const StateParts& parts, const Progress& progress, bool in_force) {
   const auto& [layout, table, model, factored, config] = parts;
   Manifest manifest;
   manifest.stage = config.stage;
@@ -29,7 +30,7 @@ Manifest describe(const StateParts& parts, const Progress& progress) {
         .shape = model.parameter(p).sizes().vec(),
         .strides = model.parameter(p).strides().vec(),
         .optimizer = kind_of(parts, p),
-        .group = static_cast<int64_t>(model.group_of()[static_cast<size_t>(p)]),
+        .group = static_cast<int64_t>(model.parameter_group_of()[static_cast<size_t>(p)]),
         .steps = progress.of(p),
         .states = {},
         .factored = {}};
@@ -37,6 +38,8 @@ Manifest describe(const StateParts& parts, const Progress& progress) {
       parameter.states.push_back(
           {std::string(table.name(layout.unit_of(p), state)), format_of(plan, state)});
     }
+    if (in_force && plan.trainable)
+      parameter.states.push_back({kInForce, format_of(plan, State::parameters)});
     if (factored.has(p)) {
       for (const auto name : FactoredStates::kNames)
         parameter.factored.emplace_back(name, factored.find(p, name).sizes().vec());
@@ -105,7 +108,7 @@ void save_tensors(const StateParts& parts, const Progress& progress, comm::Group
   };
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
     for (const auto state : full_states(table.plan(u))) {
-      const auto cell = gather(u, table.read(u, state));
+      const auto cell = gather(u, table.read_new(u, state));
       attempt([&] {
         for (const auto& segment : layout.unit(u).segments) {
           const auto values = cell.narrow(0, segment.offset, segment.numel).to(at::kFloat);

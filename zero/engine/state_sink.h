@@ -14,8 +14,9 @@
 
 namespace zero {
 
-/// Returns the manifest of these states without files, groups and policy of buffers.
-Manifest describe(const StateParts& parts, const Progress& progress);
+/// Returns the manifest of these states without files, groups and policy of buffers. With
+/// `in_force` it has the parameters in force beside those after a delayed update.
+Manifest describe(const StateParts& parts, const Progress& progress, bool in_force = false);
 
 /// Makes a full unit of what each rank owns of it; collective.
 using GatherUnit = std::function<at::Tensor(int64_t unit, const at::Tensor& owned)>;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "zero/base/error.h"
 #include "zero/engine/flat.h"
@@ -77,22 +78,24 @@ class TensorSource final : public StateSource {
 constexpr int64_t kPiece = int64_t{1} << 22;
 static_assert(kPiece % optim::kCodedBlock == 0);
 
-void restore_state(const StateParts& parts, const StateSource& source, int64_t unit, State state) {
+using Read = std::function<at::Tensor(int64_t parameter, Range elements)>;
+using Write = void (StateTable::*)(int64_t, State, Range, const at::Tensor&);
+
+// Writes a state of a unit, one piece after the other, by `write`.
+void restore_state(const StateParts& parts, int64_t unit, State state, const Read& read,
+                   Write write) {
   auto& table = parts.table;
   const auto& plan = table.plan(unit);
   for (const auto& segment : parts.layout.unit(unit).segments) {
     const auto mine = partition::intersect(segment.range(), plan.owned);
-    const bool has = state < State::first_moment || source.has(segment.parameter, state);
     for (int64_t begin = mine.begin; begin < mine.end; begin += kPiece) {
       Range piece{begin, std::min(begin + kPiece, mine.end)};
       const auto values =
-          has ? source.read(segment.parameter, state,
-                            {piece.begin - segment.offset, piece.end - segment.offset})
-              : at::zeros({piece.size()}, at::kFloat);
+          read(segment.parameter, {piece.begin - segment.offset, piece.end - segment.offset});
       if (values.scalar_type() == at::kByte)
         piece.end = piece.begin + at::round_up(piece.size(), optim::kCodedBlock);
-      table.write(unit, state, {piece.begin - plan.owned.begin, piece.end - plan.owned.begin},
-                  values);
+      (table.*write)(unit, state, {piece.begin - plan.owned.begin, piece.end - plan.owned.begin},
+                     values);
     }
   }
 }
@@ -104,14 +107,24 @@ std::unique_ptr<StateSource> open_tensors(const StateParts& parts,
   return std::make_unique<TensorSource>(parts, path);
 }
 
-void restore(const StateParts& parts, const StateSource& source) {
+void restore(const StateParts& parts, const StateSource& source, bool delayed) {
   const auto& [layout, table, model, factored, config] = parts;
   for (int64_t u = 0; u < layout.unit_count(); ++u) {
     const auto& plan = table.plan(u);
-    restore_state(parts, source, u, State::parameters);
-    if (plan.own_master()) restore_state(parts, source, u, State::master);
-    for (size_t m = 0; m < plan.moments.size(); ++m)
-      restore_state(parts, source, u, moment(static_cast<int64_t>(m)));
+    const bool both = delayed && plan.trainable;
+    const auto in_force = [&](int64_t p, Range elements) { return source.in_force(p, elements); };
+    if (both) restore_state(parts, u, State::parameters, in_force, &StateTable::write);
+    const auto put = [&](State state) {
+      const auto read = [&](int64_t p, Range elements) {
+        return state < State::first_moment || source.has(p, state)
+                   ? source.read(p, state, elements)
+                   : at::zeros({elements.size()}, at::kFloat);
+      };
+      restore_state(parts, u, state, read, both ? &StateTable::write_new : &StateTable::write);
+    };
+    put(State::parameters);
+    if (plan.own_master()) put(State::master);
+    for (size_t m = 0; m < plan.moments.size(); ++m) put(moment(static_cast<int64_t>(m)));
   }
   for (int64_t p = 0; p < model.size(); ++p) {
     if (!factored.has(p)) continue;

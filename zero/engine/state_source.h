@@ -35,6 +35,12 @@ class StateSource {
   /// it returns the bytes of whole blocks; `elements` then begin with a block. If a file has no
   /// master weights, it returns the file's parameters for them.
   virtual at::Tensor read(int64_t parameter, State state, partition::Range elements) const = 0;
+  /// Returns whether a delayed update was under way when the states were saved. `read` then gives
+  /// the parameters after it, and `in_force` those that the next step computes with.
+  virtual bool has_in_force() const { return false; }
+  virtual at::Tensor in_force(int64_t parameter, partition::Range elements) const {
+    return read(parameter, State::parameters, elements);
+  }
   /// Returns a factored state, or an undefined tensor if it begins as zeros.
   virtual at::Tensor factored(int64_t parameter, std::string_view state) const = 0;
   /// Returns a buffer by its place among the model's plain ones, or an undefined tensor if it must
@@ -51,6 +57,9 @@ class StateSource {
 std::unique_ptr<StateSource> open_slices(const StateParts& parts,
                                          const std::filesystem::path& folder, Manifest manifest,
                                          int rank);
+/// Returns the names of the checkpoint's files that hold what such a source reads for this rank.
+std::vector<std::string> files_needed(const StateParts& parts, const std::filesystem::path& folder,
+                                      const Manifest& manifest, int rank);
 /// Opens the files that earlier versions saved at as many ranks (earlier_saves.cpp): `owner` has
 /// the states of this rank, and `rank` its buffers.
 std::unique_ptr<StateSource> open_shards(const StateParts& parts,
@@ -60,7 +69,9 @@ std::unique_ptr<StateSource> open_shards(const StateParts& parts,
 std::unique_ptr<StateSource> open_tensors(const StateParts& parts,
                                           const std::filesystem::path& path);
 
-/// Replaces every state of the table, the factored states and the buffers. Not collective.
-void restore(const StateParts& parts, const StateSource& source);
+/// Replaces every state of the table, the factored states and the buffers. With `delayed` the
+/// source's parameters become new ones that are not in force yet, and its `in_force` those in force
+/// (UpdateSchedule::resume_delayed). Not collective.
+void restore(const StateParts& parts, const StateSource& source, bool delayed = false);
 
 }  // namespace zero

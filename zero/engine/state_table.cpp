@@ -71,19 +71,19 @@ std::vector<DiskTier::Unit> StateTable::units_on_disk(const std::vector<UnitPlan
 }
 
 StateTable::StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
-                       const Placement& placement, DeviceLink& link, std::unique_ptr<DiskTier> disk,
-                       Options options)
+                       const Placement& placement, DeviceCopier& copier,
+                       std::unique_ptr<DiskTier> disk, Options options)
     : layout_(layout),
       plans_(std::move(plans)),
       labels_(unit_labels(layout)),
       group_(*placement.shards),
       ledger_(group_.ledger()),
-      link_(link),
+      copier_(copier),
       keeps_old_parameters_(options.keeps_old_parameters),
       keeps_old_states_(options.keeps_old_states),
       device_(
-          std::make_unique<store::MemoryTier>(Tier::device, link, layout.unit_count(), kStates)),
-      host_(std::make_unique<store::MemoryTier>(Tier::host, link, layout.unit_count(), kStates)),
+          std::make_unique<store::MemoryTier>(Tier::device, copier, layout.unit_count(), kStates)),
+      host_(std::make_unique<store::MemoryTier>(Tier::host, copier, layout.unit_count(), kStates)),
       disk_(std::move(disk)),
       updated_(plans_.size(), 0) {
   for (const auto& plan : plans_) new_parameters_.push_back(new_parameters(plan));
@@ -101,6 +101,7 @@ StateTable::~StateTable() {
 
 at::Tensor StateTable::zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                              int64_t colour) const {
+  ensure(tier != Tier::disk, "a disk has no arrays in memory");
   return (tier == Tier::host ? pinned_zeros : device_zeros)(numel, dtype, device(), ledger_,
                                                             category, colour);
 }
@@ -153,9 +154,9 @@ void StateTable::make_optimizer(int64_t unit) {
       made.place == NewParameters::Place::apart) {
     made.memory = zeros(plan.updated_at(), numel, plan.dtype, buffers_at(plan.updated_at()));
   }
-  if (plan.states_at == Tier::disk) return;
+  if (plan.optimizer_at == Tier::disk) return;
   const auto category =
-      plan.states_at == Tier::host ? Category::host_optimizer : Category::optimizer;
+      plan.optimizer_at == Tier::host ? Category::host_optimizer : Category::optimizer;
   // Parameters and gradients have colour 0.
   const auto last = static_cast<int64_t>(plan.moments.size()) + 1;
   for (const auto state : plan.optimizer_columns()) {
@@ -163,8 +164,8 @@ void StateTable::make_optimizer(int64_t unit) {
         state == State::master
             ? last
             : static_cast<int64_t>(column(state) - column(State::first_moment)) + 1;
-    memory(unit, state) =
-        zeros(plan.states_at, plan.entries(state, numel), plan.dtype_of(state), category, colour);
+    memory(unit, state) = zeros(plan.optimizer_at, plan.entries(state, numel), plan.dtype_of(state),
+                                category, colour);
   }
 }
 
@@ -223,6 +224,11 @@ void StateTable::before_change(int64_t unit) const {
 
 State StateTable::held_as(int64_t unit, State state) const {
   return state == State::master && !plan(unit).own_master() ? State::parameters : state;
+}
+
+store::MemoryTier& StateTable::memory_tier(Tier tier) const {
+  ensure(tier != Tier::disk, "a cell on a disk has no memory");
+  return tier == Tier::host ? *host_ : *device_;
 }
 
 store::StateTier& StateTable::tier(int64_t unit, State state) const {
@@ -311,14 +317,33 @@ at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
                   wide.mutable_data_ptr<float>(), wide.numel(), sign_of(unit, state));
     return wide.narrow(0, elements.begin - blocks.begin, elements.size());
   }
-  const auto stored = read_stored(unit, state, elements);
+  auto stored = read_stored(unit, state, elements);
   if (state != State::master || !plan(unit).split) return stored;
-  const auto upper =
-      tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements);
-  auto joined = at::empty({elements.size()}, at::kFloat);
-  optim::join(halves_of(upper), halves_of(stored), joined.mutable_data_ptr<float>(),
-              joined.numel());
-  return joined;
+  return joined(tier(unit, State::parameters).read(unit, number(unit, State::parameters), elements),
+                stored);
+}
+
+at::Tensor StateTable::joined(const at::Tensor& upper, const at::Tensor& lower) const {
+  auto whole = at::empty({upper.numel()}, at::kFloat);
+  optim::join(halves_of(upper), halves_of(lower), whole.mutable_data_ptr<float>(), whole.numel());
+  return whole;
+}
+
+at::Tensor StateTable::read_new(int64_t unit, State state, Range elements) const {
+  const auto& plan = this->plan(unit);
+  const bool halves = state == State::master && plan.split;
+  const bool elsewhere = held_as(unit, state) != State::parameters && !halves;
+  const bool in_force = !keeps_old_parameters_ || updated_[static_cast<size_t>(unit)] == 0;
+  if (in_force || elsewhere) return read(unit, state, elements);
+  at::Tensor made;
+  if (const auto place = place_on_disk(unit, State::parameters)) {
+    made = disk_->read_behind(unit, *place, entries(unit, State::parameters, elements));
+  } else {
+    const auto& apart = new_parameters_[static_cast<size_t>(unit)].memory;
+    const auto& from = apart.defined() ? apart : memory(unit, State::master);
+    made = from.narrow(0, elements.begin, elements.size());
+  }
+  return halves ? joined(made, read_stored(unit, State::master, elements)) : made;
 }
 
 at::Tensor StateTable::full(int64_t unit, const at::Tensor& owned) const {
@@ -349,17 +374,47 @@ void StateTable::write_stored(int64_t unit, State state, Range elements, const a
   at.write(unit, number(unit, held), entries(unit, held, elements), values, at.tier());
 }
 
-void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& values) {
+StateTable::Halves StateTable::split(int64_t unit, const at::Tensor& values) const {
   const auto whole = values.to(at::kFloat).contiguous();
   const auto half = [&](State state) {
-    return at::empty({elements.size()}, plan(unit).dtype_of(state));
+    return at::empty({whole.numel()}, plan(unit).dtype_of(state));
   };
-  const auto upper = half(State::parameters);
-  const auto lower = half(State::master);
-  optim::split(whole.const_data_ptr<float>(), halves_of(upper), halves_of(lower), whole.numel());
+  Halves halves{half(State::parameters), half(State::master)};
+  optim::split(whole.const_data_ptr<float>(), halves_of(halves.upper), halves_of(halves.lower),
+               whole.numel());
+  return halves;
+}
+
+void StateTable::write_halves(int64_t unit, Range elements, const at::Tensor& values) {
+  const auto [upper, lower] = split(unit, values);
   write_stored(unit, State::master, elements, lower);
   write_stored(unit, State::parameters, elements, upper);
   reset_new_parameters(unit, elements);
+}
+
+void StateTable::write_new(int64_t unit, State state, Range elements, const at::Tensor& values) {
+  if (elements.empty()) return;
+  if (state == State::master && plan(unit).split) {
+    const auto [upper, lower] = split(unit, values);
+    write_stored(unit, State::master, elements, lower);
+    write_beside(unit, elements, upper);
+  } else if (held_as(unit, state) == State::parameters) {
+    write_beside(unit, elements, values);
+  } else {
+    write(unit, state, elements, values);
+  }
+}
+
+// Writes new parameters. Master weights that serve as such have the values already.
+void StateTable::write_beside(int64_t unit, Range elements, const at::Tensor& values) {
+  ensure(keeps_old_parameters_, "there are two copies of the parameters");
+  before_change(unit);
+  if (const auto place = place_on_disk(unit, State::parameters)) {
+    disk_->write_behind(unit, *place, entries(unit, State::parameters, elements), values);
+    return;
+  }
+  const auto& apart = new_parameters_[static_cast<size_t>(unit)].memory;
+  if (apart.defined()) apart.narrow(0, elements.begin, elements.size()).copy_(values);
 }
 
 // Encodes whole blocks; elements of the blocks outside the range keep their values.
@@ -382,12 +437,19 @@ int64_t StateTable::transfer_bytes(int64_t unit, State state) const {
   return place ? disk_->whole_bytes(unit, *place) : 0;
 }
 
+// Returns the number of the array of a cell that is on a disk.
+int64_t StateTable::array_on_disk(int64_t unit, State state) const {
+  const auto place = place_on_disk(unit, state);
+  ensure(place.has_value(), "a cell that is transferred, or has two copies, is on a disk");
+  return place.value();
+}
+
 store::Transfer StateTable::start_read(int64_t unit, State state, void* to) {
-  return disk_->start_read(unit, place_on_disk(unit, state).value(), to);
+  return disk_->start_read(unit, array_on_disk(unit, state), to);
 }
 
 store::Transfer StateTable::start_write(int64_t unit, State state, const void* from) {
-  return disk_->start_write(unit, place_on_disk(unit, state).value(), from);
+  return disk_->start_write(unit, array_on_disk(unit, state), from);
 }
 
 void StateTable::wait(store::Transfer& transfer) {
@@ -395,7 +457,7 @@ void StateTable::wait(store::Transfer& transfer) {
 }
 
 void StateTable::exchange_copies(int64_t unit, State state) {
-  disk_->flip(unit, place_on_disk(unit, state).value());
+  disk_->flip(unit, array_on_disk(unit, state));
 }
 
 // Parameters.
@@ -418,6 +480,7 @@ void StateTable::write_parameter(int64_t parameter, const at::Tensor& values,
   const int64_t u = layout_.unit_of(parameter);
   const auto mine = owned_part(parameter);
   if (mine.empty()) return;
+  before_change(u);
   const auto part =
       values.narrow(0, mine.begin - layout_.segment_of(parameter).offset, mine.size());
   auto& at = tier(u, State::parameters);
@@ -455,9 +518,9 @@ void StateTable::reset_new_parameters(int64_t unit, Range elements) {
   const auto& plan = this->plan(unit);
   const auto& fresh = new_parameters_[static_cast<size_t>(unit)].memory;
   if (!fresh.defined() || (plan.own_master() && !plan.split)) return;
-  link_.copy(at_byte(fresh, elements.begin), plan.updated_at(),
-             at_byte(memory(unit, State::parameters), elements.begin), plan.parameters_at,
-             elements.size() * fresh.element_size());
+  copier_.copy(at_byte(fresh, elements.begin), plan.updated_at(),
+               at_byte(memory(unit, State::parameters), elements.begin), plan.parameters_at,
+               elements.size() * fresh.element_size());
 }
 
 void StateTable::refresh_master(int64_t parameter) {
@@ -478,7 +541,7 @@ void StateTable::refresh_master(int64_t parameter) {
   if (plan.crosses()) {
     const auto to = plan.updated_at();
     const auto here = at::empty_like(written, written.options().device(device_of(to)));
-    link_.copy(here, to, written, plan.parameters_at);
+    copier_.copy(here, to, written, plan.parameters_at);
     written = here;
   }
   const auto master = read(u, State::master, mine);
@@ -488,11 +551,13 @@ void StateTable::refresh_master(int64_t parameter) {
 }
 
 void StateTable::use_new_parameters(int64_t unit) {
-  const bool updated = std::exchange(updated_[static_cast<size_t>(unit)], uint8_t{0}) != 0;
-  if (!updated || !keeps_old_parameters_) return;
-  before_change(unit);
+  auto& updated = updated_[static_cast<size_t>(unit)];
+  if (updated == 0) return;
+  if (keeps_old_parameters_) before_change(unit);  // a save may still read the new ones
+  updated = 0;
+  if (!keeps_old_parameters_) return;
   const auto& plan = this->plan(unit);
-  if (keeps_old_states_ && plan.states_at == Tier::disk) {
+  if (keeps_old_states_ && plan.optimizer_at == Tier::disk) {
     disk_->wait_written(unit);
     for (const auto state : plan.optimizer_columns()) exchange_copies(unit, state);
   }
@@ -503,8 +568,9 @@ void StateTable::use_new_parameters(int64_t unit) {
   }
   const auto& fresh = new_parameters_[static_cast<size_t>(unit)].memory;
   const auto& from = fresh.defined() ? fresh : memory(unit, State::master);
-  link_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at, from.const_data_ptr(),
-             plan.updated_at(), static_cast<int64_t>(from.nbytes()), &parameter_copies_);
+  copier_.copy(memory(unit, State::parameters).data_ptr(), plan.parameters_at,
+               from.const_data_ptr(), plan.updated_at(), static_cast<int64_t>(from.nbytes()),
+               &parameter_copies_);
 }
 
 void StateTable::take_back_update(int64_t unit) {
@@ -546,7 +612,7 @@ StateTable::Block StateTable::cells(int64_t unit, const at::Tensor& gradient,
   const auto on_disk = plan.columns_on_disk();
   for (size_t i = 0; i < part.arrays.size(); ++i) block.at[column(on_disk[i])] = part.arrays[i];
   if (gradient.defined()) block.at[column(State::gradients)] = at_byte(gradient, block.begin);
-  if (plan.states_at == Tier::disk) return block;
+  if (plan.optimizer_at == Tier::disk) return block;
   for (const auto state : plan.optimizer_columns())
     block.at[column(state)] =
         static_cast<std::byte*>(memory(unit, state).data_ptr()) + plan.bytes_of(state, block.begin);
@@ -564,7 +630,7 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
   const bool updated = weights == Weights::updated;
   if (updated) updated_[static_cast<size_t>(unit)] = 1;
 
-  const auto pass = [&](const DiskTier::Block& part) {
+  const auto sweep = [&](const DiskTier::Block& part) {
     auto block = cells(unit, gradient, part);
     const int64_t bytes =
         (block.end - block.begin) * static_cast<int64_t>(c10::elementSize(plan.dtype));
@@ -580,7 +646,8 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     if (made.kind == Kind::masters) {
       master = parameters;
       if (staged)
-        link_.copy(parameters, plan.updated_at(), old(), plan.parameters_at, bytes, &staging->sent);
+        copier_.copy(parameters, plan.updated_at(), old(), plan.parameters_at, bytes,
+                     &staging->sent);
     }
     auto* const place = parameters;
     if (made.kind != Kind::rounded) parameters = nullptr;
@@ -591,19 +658,19 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     if (made.kind == Kind::copies && made.place != Place::master)
       std::memcpy(place, master, static_cast<size_t>(bytes));
     if (!made.crosses) return;
-    link_.copy(old(), plan.parameters_at, staged ? place : master, plan.updated_at(), bytes,
-               &parameter_copies_);
+    copier_.copy(old(), plan.parameters_at, staged ? place : master, plan.updated_at(), bytes,
+                 &parameter_copies_);
     if (staged) staging->sent.record(device());
   };
   // SGD without momentum on fp32 parameters in memory has no states on disk.
   if (!plan.columns_on_disk().empty()) {
-    disk_->for_each_block(unit, pass, !staged);
+    disk_->for_each_block(unit, sweep, !staged);
     return;
   }
   const int64_t numel = plan.owned.size();
   const int64_t step = made.crosses ? kStagedNumel : numel;
   for (int64_t begin = 0; begin < numel; begin += step)
-    pass({.begin = begin, .end = std::min(numel, begin + step), .arrays = {}});
+    sweep({.begin = begin, .end = std::min(numel, begin + step), .arrays = {}});
 }
 
 }  // namespace zero

@@ -87,12 +87,12 @@ class StateTable {
                                                           bool keeps_old_parameters,
                                                           bool keeps_old_states);
 
-  /// `plans` has one plan for each unit; `disk` is null if no state lies on a disk. `link` must
+  /// `plans` has one plan for each unit; `disk` is null if no state lies on a disk. `copier` must
   /// outlive this. Makes all arrays, filled with zeros, except those of gradients, which the flow
   /// that reduces them makes. Collective if `in_place`.
   StateTable(const partition::Layout& layout, std::vector<UnitPlan> plans,
-             const Placement& placement, DeviceLink& link, std::unique_ptr<store::DiskTier> disk,
-             Options options);
+             const Placement& placement, DeviceCopier& copier,
+             std::unique_ptr<store::DiskTier> disk, Options options);
   /// Waits for copies that read its memory.
   ~StateTable();
   StateTable(const StateTable&) = delete;
@@ -103,14 +103,14 @@ class StateTable {
   bool trainable(int64_t unit) const { return plan(unit).trainable; }
   /// Returns the range of all elements of a row on this rank, counted from its first.
   partition::Range all(int64_t unit) const { return {0, plan(unit).owned.size()}; }
-  DeviceLink& link() const { return link_; }
+  DeviceCopier& copier() const { return copier_; }
   /// Returns the ranks over which arrays are sharded.
   comm::Group& group() const { return group_; }
   /// Returns the name of a unit, for people.
   const std::string& label(int64_t unit) const { return labels_[static_cast<size_t>(unit)]; }
   /// Returns the device that the device tier is on.
   c10::Device device() const { return group_.device(); }
-  c10::Device device_of(Tier tier) const { return link_.device_of(tier); }
+  c10::Device device_of(Tier tier) const { return copier_.device_of(tier); }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
 
   // The next functions handle ranges of cells. Elements are counted from the first that this rank
@@ -138,7 +138,19 @@ class StateTable {
   /// or from the bytes of 8-bit blocks as `read_stored` gives them. Parameters that are halves of
   /// the master weights change with them, and new parameters change with the parameters.
   void write(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
-  /// Returns the memory of a cell: undefined if the cell has none, or none now.
+  // The next functions are for an update whose parameters are not in force yet
+  // (`use_new_parameters` puts them into force), and which is over.
+
+  /// Returns what `read` will return when they are. Until then `before_change` comes before that.
+  at::Tensor read_new(int64_t unit, State state, partition::Range elements) const;
+  at::Tensor read_new(int64_t unit, State state) const { return read_new(unit, state, all(unit)); }
+  /// Does as `write`, to the values that `read_new` returns. The parameters in force do not change.
+  void write_new(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  /// Says that the new parameters of a unit, written by `write_new`, are to come into force.
+  void keep_new_parameters(int64_t unit) { updated_[static_cast<size_t>(unit)] = 1; }
+
+  /// Returns the memory of a cell that is not on a disk: undefined if nobody has made it, or if it
+  /// has been given back.
   at::Tensor& memory(int64_t unit, State state) const;
 
   // The next functions transfer whole cells that lie on a disk, asynchronously.
@@ -264,17 +276,25 @@ class StateTable {
   Block cells(int64_t unit, const at::Tensor& gradient, const store::DiskTier::Block& part) const;
   at::Tensor zeros(Tier tier, int64_t numel, at::ScalarType dtype, Category category,
                    int64_t colour = 0) const;
-  store::MemoryTier& memory_tier(Tier tier) const { return tier == Tier::host ? *host_ : *device_; }
+  store::MemoryTier& memory_tier(Tier tier) const;
   store::StateTier& tier(int64_t unit, State state) const;
   // The number of a cell's array on disk, or none if it is in memory.
   std::optional<int64_t> place_on_disk(int64_t unit, State state) const;
+  int64_t array_on_disk(int64_t unit, State state) const;
   // The column that holds a state, and the number of its array there.
   State held_as(int64_t unit, State state) const;
   int64_t number(int64_t unit, State state) const;
   partition::Range entries(int64_t unit, State state, partition::Range elements) const;
   optim::Sign sign_of(int64_t unit, State state) const;
   void write_stored(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
+  struct Halves {
+    at::Tensor upper;  // the parameters
+    at::Tensor lower;
+  };
+  Halves split(int64_t unit, const at::Tensor& values) const;
+  at::Tensor joined(const at::Tensor& upper, const at::Tensor& lower) const;
   void write_halves(int64_t unit, partition::Range elements, const at::Tensor& values);
+  void write_beside(int64_t unit, partition::Range elements, const at::Tensor& values);
   void write_codes(int64_t unit, State state, partition::Range elements, const at::Tensor& values);
   void write_parameter(int64_t parameter, const at::Tensor& values, std::optional<Tier> from);
   void reset_new_parameters(int64_t unit, partition::Range elements);
@@ -285,7 +305,7 @@ class StateTable {
   std::vector<std::string> labels_;  // the units' labels
   comm::Group& group_;
   std::shared_ptr<Ledger> ledger_;
-  DeviceLink& link_;
+  DeviceCopier& copier_;
   bool keeps_old_parameters_;
   bool keeps_old_states_;
   std::unique_ptr<store::MemoryTier> device_;
@@ -296,7 +316,7 @@ class StateTable {
   std::vector<int64_t> window_offset_;
   std::vector<NewParameters> new_parameters_;  // by unit
   std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
-  StreamMark parameter_copies_;   // from where updates make new parameters
+  StreamMark parameter_copies_;   // the last copy of new parameters between host and device
   // Blocks of parameters on their way, which take turns; none if no update needs them.
   struct Staging {
     at::Tensor memory;

@@ -103,7 +103,7 @@ at::Tensor Engine::gradient(std::string_view name) {
   const auto asked = trainable(impl.plan, name, "gradient");
   impl.progress.check_gradients_kept();
   auto& reduce = impl.flows.reduce();
-  reduce.finish();
+  reduce.complete();
   if (reduce.present()[static_cast<size_t>(asked.index)] == 0) return {};
   return asked.picked(impl.flows.table(), reduce.sum(asked.unit)).mul_(impl.progress.mean_scale());
 }
@@ -115,7 +115,7 @@ std::vector<uint8_t> Engine::gradients_present() {
   const bool passed = impl.progress.passed() || impl.progress.micro_batches() > 0;
   if (!comm::any_rank(group(), passed, "gradients present"))
     return std::vector<uint8_t>(static_cast<size_t>(impl.plan.model().size()), 0);
-  impl.flows.reduce().finish();
+  impl.flows.reduce().complete();
   return impl.flows.reduce().present();
 }
 

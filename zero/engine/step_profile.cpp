@@ -136,10 +136,7 @@ StepProfile::Written StepProfile::write(const std::string& file) {
   }
   const auto ranks = gather_spans(group_, mine, all);
   comm::agree_on_rank_zero(group_, "Writing the profile", [&] {
-    const auto text = chrome_trace(ranks, written.dropped);
-    OutputFile out(file, fail<Error>);
-    out.write(text.data(), text.size());
-    out.commit();
+    write_file(file, chrome_trace(ranks, written.dropped), fail<Error>);
   });
   return written;
 }

@@ -32,15 +32,15 @@ void StepRecording::end_step(bool updated, const Flows& flows) {
     recorder_->restart();
     return;
   }
-  auto& pages = *flows.gather().pager();
-  if (const auto* plan = pages.plan()) {
+  auto& pager = *flows.gather().pager();
+  if (const auto* plan = pager.plan()) {
     const auto& config = plan_.config();
     recorded_ = {.trace = plan->trace,
                  .gathers = true,
                  // Only stage 3 has a pager.
                  .reduces_in = paging::ReducesIn::every_pass,
-                 .budget_bytes = pages.budget(),
-                 .prefetch_bytes = pages.prefetch(),
+                 .budget_bytes = pager.budget(),
+                 .prefetch_bytes = pager.prefetch(),
                  .read_ahead_bytes = config.offload_param.buffer_count * config.unit_bytes /
                                      plan_.placement().shards->size()};
     recorder_->write(*recorded_);
@@ -49,13 +49,13 @@ void StepRecording::end_step(bool updated, const Flows& flows) {
     recorded_->units = unit_costs(step);
   }
   stop(flows);
-  if (std::exchange(chooses_prefetch_, false)) choose_prefetch(pages);
+  if (std::exchange(chooses_prefetch_, false)) choose_prefetch(pager);
 }
 
-void StepRecording::choose_prefetch(paging::Pager& pages) {
+void StepRecording::choose_prefetch(paging::Pager& pager) {
   const auto& given = plan_.config().prefetch_speeds;
   // A step that is too long for a plan has no schedule.
-  const int64_t mine = !recorded_ ? pages.prefetch()
+  const int64_t mine = !recorded_ ? pager.prefetch()
                                   : paging::choose_prefetch(*recorded_, {.compute = given.compute,
                                                                          .link = given.link,
                                                                          .pcie = given.pcie,
@@ -63,7 +63,7 @@ void StepRecording::choose_prefetch(paging::Pager& pages) {
                                         .prefetch_bytes;
   const int64_t chosen =
       std::ranges::max(comm::gather_records(plan_.group(), mine, "prefetch distance"));
-  pages.set_prefetch(chosen);
+  pager.set_prefetch(chosen);
   if (recorded_) recorded_->prefetch_bytes = chosen;
 }
 

@@ -39,7 +39,7 @@ class StepRecording {
 
  private:
   void record_with(std::unique_ptr<StepRecorder> next, const Flows& flows);
-  void choose_prefetch(paging::Pager& pages);
+  void choose_prefetch(paging::Pager& pager);
 
   const EnginePlan& plan_;
   std::unique_ptr<StepRecorder> recorder_;  // while a step is recorded

@@ -6,15 +6,15 @@
 namespace zero {
 
 /// The bytes that one rank sends in one step by formula, with padding, in the dtype that is sent:
-/// the formulas of partition::step_traffic, unit by unit. At stage 3 `all_gather` is that of the
+/// the sums of all units' messages. At stage 3 `all_gather` is that of the
 /// paper (1910.02054, section 7), with each unit once for forward and once for backward. A live
 /// budget that holds units between the two sends less.
 struct TrafficFormula {
   int64_t all_gather = 0;
   int64_t reduce_scatter = 0;
   int64_t all_reduce = 0;
-  /// The part of the above that this rank sends to other hosts (partition::link_traffic): sums of
-  /// bf16 leave a host in fp32.
+  /// The part of the above that this rank sends to other hosts: sums of bf16 leave a
+  /// host in fp32.
   int64_t all_gather_link = 0;
   int64_t reduce_scatter_link = 0;
   int64_t all_reduce_link = 0;

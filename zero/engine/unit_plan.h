@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "zero/engine/form.h"
-#include "zero/optim/passes.h"
 #include "zero/optim/state_format.h"
+#include "zero/optim/sweeps.h"
 #include "zero/partition/layout.h"
 #include "zero/store/tier.h"
 
@@ -25,11 +25,11 @@ struct UnitPlan : Form {
   partition::Range owned;
   Tier parameters_at = Tier::device;
   Tier gradients_at = Tier::device;  ///< the gradients that the update reads
-  Tier states_at = Tier::device;     ///< master weights and moments
+  Tier optimizer_at = Tier::device;  ///< master weights and the optimizer's states
   /// The device has memory of its own: states on a disk are updated on the host.
   bool own_memory = false;
-  /// How far the update of an element reaches: beyond the element it takes two passes
-  /// (two_passes.h).
+  /// How far the update of an element reaches: beyond the element it takes two sweeps
+  /// (two_sweeps.h).
   optim::Reach reach = optim::Reach::element;
   /// Names of the optimizer's states; none if the unit is not trainable.
   std::vector<std::string_view> moments;
@@ -37,11 +37,11 @@ struct UnitPlan : Form {
   /// Bytes of factored states, which every rank has whole: Note [Factored states].
   int64_t factored_bytes = 0;
 
-  Tier factored_at() const { return states_at == Tier::device ? Tier::device : Tier::host; }
+  Tier factored_at() const { return optimizer_at == Tier::device ? Tier::device : Tier::host; }
   Tier tier(State state) const {
     return state == State::parameters  ? parameters_at
            : state == State::gradients ? gradients_at
-                                       : states_at;
+                                       : optimizer_at;
   }
   /// Returns whether master weights, or their lower halves, lie apart from the parameters. They do
   /// if the parameters are of low precision, or would have to cross from the device to the host for
@@ -50,7 +50,7 @@ struct UnitPlan : Form {
     return trainable && ((dtype != at::kFloat && !narrow) ||
                          (parameters_at == Tier::device && updated_at() == Tier::host));
   }
-  /// Returns whether the update rounds weights or moments: optim::NarrowRange.
+  /// Returns whether the update rounds weights or moments: optim::NarrowOperands.
   bool updates_narrow() const {
     return narrow || (moment_format != optim::StateFormat::fp32 && !moments.empty());
   }
@@ -71,7 +71,7 @@ struct UnitPlan : Form {
   c10::SmallVector<State, kStates> columns_on_disk() const {
     c10::SmallVector<State, kStates> columns;
     if (parameters_at == Tier::disk) columns.push_back(State::parameters);
-    if (states_at == Tier::disk) {
+    if (optimizer_at == Tier::disk) {
       for (const auto state : optimizer_columns()) columns.push_back(state);
     }
     if (trainable && gradients_at == Tier::disk) columns.push_back(State::gradients);
@@ -87,7 +87,7 @@ struct UnitPlan : Form {
   }
   /// Returns the tier on which the update makes new parameters.
   Tier updated_at() const {
-    if (states_at != Tier::disk) return states_at;
+    if (optimizer_at != Tier::disk) return optimizer_at;
     return own_memory ? Tier::host : parameters_at;
   }
   /// Returns whether the device copies master weights as its new parameters: the parameters are
@@ -95,7 +95,7 @@ struct UnitPlan : Form {
   bool copies_master() const { return own_master() && master_dtype() == dtype; }
   /// Returns whether such master weights lie on disk, so that the update leaves a copy of them for
   /// the device.
-  bool copies_from_disk() const { return copies_master() && states_at == Tier::disk; }
+  bool copies_from_disk() const { return copies_master() && optimizer_at == Tier::disk; }
 };
 
 }  // namespace zero

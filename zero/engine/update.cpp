@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "zero/device/memory.h"
 #include "zero/engine/flat.h"
@@ -19,20 +18,21 @@ UpdateFlow::UpdateFlow(const EnginePlan& plan, StateTable& table, FactoredStates
       timeline_(plan.group().accounts().timeline),
       hyper_parameters_(hyper_parameters),
       model_(plan.model()),
-      group_of_(model_.group_of()),
-      passes_(plan, table, factored,
+      parameter_group_of_(model_.parameter_group_of()),
+      sweeps_(plan, table, factored,
               [this](int64_t parameter) {
-                return optim::suited(in_force_[group_of_[static_cast<size_t>(parameter)]].optimizer,
-                                     model_.parameter(parameter).dim());
+                return optim::suited(
+                    in_force_[parameter_group_of_[static_cast<size_t>(parameter)]].optimizer,
+                    model_.parameter(parameter).dim());
               }),
-      steps_(group_of_.size(), 0) {
+      steps_(parameter_group_of_.size(), 0) {
   // Without a limit nothing is cut off.
   if (const double limit = plan.config().gradient_clipping_value; limit != 0)
     gradient_limit_ = static_cast<float>(limit);
 }
 
 // The timeline shows the update of the unit while the result lives.
-Timeline::Scope UpdateFlow::shown(int64_t unit) const {
+Timeline::Scope UpdateFlow::timeline_scope(int64_t unit) const {
   const auto& plan = table_.plan(unit);
   return {*timeline_, Activity::update, table_.label(unit),
           plan.owned.size() * static_cast<int64_t>(c10::elementSize(plan.dtype))};
@@ -53,15 +53,15 @@ UpdateFlow::Runs UpdateFlow::runs(int64_t unit, const std::vector<uint8_t>& pres
     size_t next = first + 1;
     if (present[p] != 0) {
       const auto joins = [&](size_t other) {
-        return !two_passes(unit) && present[other] != 0 && group_of_[other] == group_of_[p] &&
-               steps_[other] == steps_[p];
+        return !two_sweeps(unit) && present[other] != 0 &&
+               parameter_group_of_[other] == parameter_group_of_[p] && steps_[other] == steps_[p];
       };
       while (next < segments.size() && joins(parameter(next))) ++next;
       const auto mine = intersect({segments[first].offset, segments[next - 1].range().end}, owned);
       if (!mine.empty()) {
         runs.push_back({{mine.begin - owned.begin, mine.end - owned.begin},
                         segments[first].parameter,
-                        group_of_[p],
+                        parameter_group_of_[p],
                         steps_[p]});
       }
     }
@@ -77,9 +77,9 @@ void UpdateFlow::count(int64_t unit, const std::vector<uint8_t>& present) {
   }
 }
 
-Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t group) const {
+Optimizer UpdateFlow::optimizer_of(int64_t unit, size_t parameter_group) const {
   const auto first = layout_.unit(unit).segments.front().parameter;
-  return optim::suited(in_force_[group].optimizer, model_.parameter(first).dim());
+  return optim::suited(in_force_[parameter_group].optimizer, model_.parameter(first).dim());
 }
 
 namespace {
@@ -100,20 +100,20 @@ void UpdateFlow::update_narrow(int64_t unit, const Run& run, partition::Range mi
                                const StateTable::Block& block, at::ScalarType gradient_dtype,
                                double gradient_scale) const {
   const auto& plan = table_.plan(unit);
-  optim::NarrowRange range{.wide = range_of(unit, block, mine, gradient_dtype),
-                           .state_format = plan.moment_format,
-                           .key = optim::rounding_key(unit, run.step),
-                           .first = plan.owned.begin + mine.begin};
+  optim::NarrowOperands operands{.wide = operands_of(unit, block, mine, gradient_dtype),
+                                 .state_format = plan.moment_format,
+                                 .key = optim::rounding_key(unit, run.step),
+                                 .first = plan.owned.begin + mine.begin};
   if (plan.narrow) {
-    range.weights = reinterpret_cast<uint16_t*>(
+    operands.weights = reinterpret_cast<uint16_t*>(
         place_of(block, State::master, mine.begin, plan.master_dtype()));
   }
   for (size_t i = 0; i < plan.moments.size(); ++i) {
     const auto state = moment(static_cast<int64_t>(i));
-    range.state[i] = block.at[column(state)] + plan.bytes_of(state, mine.begin - block.begin);
+    operands.state[i] = block.at[column(state)] + plan.bytes_of(state, mine.begin - block.begin);
   }
-  optim::update(in_force_[run.group].optimizer, run.step, in_force_[run.group].lr, gradient_scale,
-                range);
+  const auto& in_force = in_force_[run.parameter_group];
+  optim::update(in_force.optimizer, run.step, in_force.lr, gradient_scale, operands);
 }
 
 c10::Device UpdateFlow::updated_on(int64_t unit) const {
@@ -126,12 +126,12 @@ at::ScalarType UpdateFlow::gradient_dtype(int64_t unit, const at::Tensor& gradie
 
 void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradient_scale,
                         const std::vector<uint8_t>& present) {
-  const auto scope = shown(unit);
-  const bool second = two_passes(unit);
+  const auto scope = timeline_scope(unit);
+  const bool second = two_sweeps(unit);
   if (!second) count(unit, present);
   const auto runs = this->runs(unit, present);
   if (runs.empty()) {
-    if (second) passes_.end(unit);
+    if (second) sweeps_.end(unit);
     return;
   }
   const auto dtype = gradient_dtype(unit, gradient);
@@ -144,47 +144,47 @@ void UpdateFlow::update(int64_t unit, const at::Tensor& gradient, double gradien
         update_narrow(unit, run, mine, block, dtype, gradient_scale);
         continue;
       }
-      auto range = range_of(unit, block, mine, dtype);
-      const double rate = in_force_[run.group].lr;
+      auto operands = operands_of(unit, block, mine, dtype);
+      const auto& in_force = in_force_[run.parameter_group];
       if (!second) {
-        optim::update(in_force_[run.group].optimizer, run.step, rate, gradient_scale, range);
+        optim::update(in_force.optimizer, run.step, in_force.lr, gradient_scale, operands);
         continue;
       }
-      range.gradient = passes_.direction(unit, mine.begin);
-      range.gradient_dtype = at::kFloat;
-      range.gradient_limit = std::numeric_limits<float>::infinity();
-      optim::second_pass(optimizer_of(unit, run.group), run.step, rate,
-                         passes_.ratio(run.parameter), range);
+      operands.gradient = sweeps_.direction(unit, mine.begin);
+      operands.gradient_dtype = at::kFloat;
+      operands.gradient_limit = std::numeric_limits<float>::infinity();
+      optim::second_sweep(optimizer_of(unit, run.parameter_group), run.step, in_force.lr,
+                          sweeps_.ratio(run.parameter), operands);
     }
   });
-  if (second) passes_.end(unit);
+  if (second) sweeps_.end(unit);
 }
 
-void UpdateFlow::first_pass(int64_t unit, const at::Tensor& gradient, double gradient_scale,
-                            const std::vector<uint8_t>& present) {
-  const auto scope = shown(unit);
+void UpdateFlow::first_sweep(int64_t unit, const at::Tensor& gradient, double gradient_scale,
+                             const std::vector<uint8_t>& present) {
+  const auto scope = timeline_scope(unit);
   count(unit, present);
-  passes_.begin(unit);
+  sweeps_.begin(unit);
   for (const auto& segment : layout_.unit(unit).segments) {
     const auto p = static_cast<size_t>(segment.parameter);
     if (present[p] != 0)
-      passes_.begin(segment.parameter, in_force_[group_of_[p]].optimizer, steps_[p]);
+      sweeps_.begin(segment.parameter, in_force_[parameter_group_of_[p]].optimizer, steps_[p]);
   }
   const auto runs = this->runs(unit, present);
   if (runs.empty()) return;
   const auto dtype = gradient_dtype(unit, gradient);
-  const auto pass = [&](const StateTable::Block& block) {
+  const auto sweep = [&](const StateTable::Block& block) {
     write_fresh(unit, {}, block);
     for (const auto& run : runs) {
       const auto mine = intersect(run.owned, {block.begin, block.end});
       if (mine.empty()) continue;
-      auto found = passes_.findings(unit, mine.begin);
-      optim::first_pass(optimizer_of(unit, run.group), run.step, gradient_scale,
-                        range_of(unit, block, mine, dtype), found);
-      passes_.add(run.parameter, found);
+      auto found = sweeps_.findings(unit, mine.begin);
+      optim::first_sweep(optimizer_of(unit, run.parameter_group), run.step, gradient_scale,
+                         operands_of(unit, block, mine, dtype), found);
+      sweeps_.add(run.parameter, found);
     }
   };
-  table_.for_each_block(unit, gradient, pass, StateTable::Weights::unchanged);
+  table_.for_each_block(unit, gradient, sweep, StateTable::Weights::unchanged);
 }
 
 // Writes elements that are not updated: their new value is the rounded master weight.
@@ -200,31 +200,33 @@ void UpdateFlow::write_fresh(int64_t unit, const Runs& runs, const StateTable::B
   all(State::parameters, table_.plan(unit).dtype).copy_(all(State::master, at::kFloat));
 }
 
-optim::Range UpdateFlow::range_of(int64_t unit, const StateTable::Block& block,
-                                  partition::Range elements, at::ScalarType gradient_dtype) const {
+optim::Operands UpdateFlow::operands_of(int64_t unit, const StateTable::Block& block,
+                                        partition::Range elements,
+                                        at::ScalarType gradient_dtype) const {
   const auto& plan = table_.plan(unit);
   const auto address = [&](State state, at::ScalarType dtype) {
     return place_of(block, state, elements.begin, dtype);
   };
-  optim::Range range{.numel = elements.size(),
-                     .device = updated_on(unit),
-                     .gradient = address(State::gradients, gradient_dtype),
-                     .gradient_dtype = gradient_dtype,
-                     .gradient_limit = gradient_limit_};
+  optim::Operands operands{.numel = elements.size(),
+                           .device = updated_on(unit),
+                           .gradient = address(State::gradients, gradient_dtype),
+                           .gradient_dtype = gradient_dtype,
+                           .gradient_limit = gradient_limit_};
   auto* master = address(State::master, plan.master_dtype());
   if (plan.split) {
-    range.lower = reinterpret_cast<uint16_t*>(master);
+    operands.lower = reinterpret_cast<uint16_t*>(master);
   } else if (!plan.narrow) {
-    range.master = reinterpret_cast<float*>(master);
+    operands.master = reinterpret_cast<float*>(master);
   }
   for (size_t i = 0; i < plan.moments.size() && !plan.updates_narrow(); ++i) {
-    range.state[i] = reinterpret_cast<float*>(address(moment(static_cast<int64_t>(i)), at::kFloat));
+    operands.state[i] =
+        reinterpret_cast<float*>(address(moment(static_cast<int64_t>(i)), at::kFloat));
   }
   if (block.at[column(State::parameters)] != nullptr) {
-    range.parameter = address(State::parameters, plan.dtype);
-    range.parameter_dtype = plan.dtype;
+    operands.parameter = address(State::parameters, plan.dtype);
+    operands.parameter_dtype = plan.dtype;
   }
-  return range;
+  return operands;
 }
 
 }  // namespace zero

@@ -96,13 +96,13 @@ void UpdateQueue::run_next() {
   changed_.notify_all();
 }
 
-int64_t UpdateQueue::left() const {
+int64_t UpdateQueue::pending() const {
   return static_cast<int64_t>(waiting_.size() + bound_.size()) + (running_ ? 1 : 0);
 }
 
 int64_t UpdateQueue::size() const {
   const std::lock_guard lock(mutex_);
-  return left();
+  return pending();
 }
 
 bool UpdateQueue::done(int64_t unit) const {
@@ -121,7 +121,7 @@ void UpdateQueue::wait(int64_t unit) {
 
 void UpdateQueue::wait_for_fewer(int64_t count) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_ || left() < count; });
+  changed_.wait(lock, [&] { return failure_ || pending() < count; });
   rethrow();
 }
 

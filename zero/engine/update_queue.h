@@ -51,7 +51,7 @@ class UpdateQueue {
   void wait(int64_t unit);
   /// Blocks until fewer than `count` wait or are under way. Throws the error of an update.
   void wait_for_fewer(int64_t count);
-  /// Blocks until no update is left and `idle` has run. Throws the error of an update.
+  /// Blocks until no update is pending and `idle` has run. Throws the error of an update.
   void wait_all();
 
  private:
@@ -62,7 +62,7 @@ class UpdateQueue {
   void run_next();
   // The caller of these holds the mutex.
   bool here(int64_t unit) const;
-  int64_t left() const;
+  int64_t pending() const;
   void rethrow() const;
 
   std::function<void()> idle_;

@@ -18,7 +18,7 @@ UpdateSchedule::UpdateSchedule(const EnginePlan& plan, const StepProgress& progr
       timing_(plan.timing()),
       progress_(progress),
       writes_(writes),
-      left_(plan.units().size(), 0) {
+      pending_(plan.units().size(), 0) {
   if (timing_.in_backward) all_present_.assign(plan.model().names().size(), 1);
   if (!timing_.any_beside(plan.units())) return;
   queue_ = std::make_unique<UpdateQueue>([this] {
@@ -36,30 +36,31 @@ void UpdateSchedule::counted(const Wait& wait) {
   wait();
 }
 
-void UpdateSchedule::begin_pass(bool holds) {
+void UpdateSchedule::begin_pass(bool layer_major) {
   // Completes updates of units that this forward pass has not used. If that pass is still to come,
   // `end_pass` does so.
-  if (!delayed_ && (!holds || timing_.in_backward)) finish();
+  if (!delayed_ && (!layer_major || timing_.in_backward)) finish();
 }
 
 void UpdateSchedule::end_pass() {
   if (!delayed_) finish();
 }
 
-void UpdateSchedule::take_up(int64_t unit, at::Tensor sum) {
+void UpdateSchedule::update_in_backward(int64_t unit, at::Tensor sum) {
   // The most updates under way while activations have freed no memory for their gradients.
   constexpr int64_t kUpdates = 4;
   const auto bytes = static_cast<int64_t>(sum.nbytes());
   queue_->push(unit, [this, unit, scale = progress_.mean_scale(), sum = std::move(sum)] {
-    if (update_.two_passes(unit)) {
-      update_.first_pass(unit, sum, scale, all_present_);
+    if (update_.two_sweeps(unit)) {
+      update_.first_sweep(unit, sum, scale, all_present_);
     } else {
       update_.update(unit, sum, scale, all_present_);
     }
   });
   const auto held = HostAllocator::instance().held();
   if (!held_before_updates_) held_before_updates_ = held.peak;
-  if (timing_.late(table_.plan(unit)) && *held_before_updates_ - held.current > bytes) return;
+  if (timing_.may_stay_pending(table_.plan(unit)) && *held_before_updates_ - held.current > bytes)
+    return;
   counted([&] { queue_->wait_for_fewer(std::max(kUpdates, queue_->size())); });
 }
 
@@ -74,12 +75,12 @@ void UpdateSchedule::start(double scale, int64_t steps) {
     update_now(scale);
     return;
   }
-  for (size_t i = 0; i < update_.passes().batches().size(); ++i) pass_first(i, scale);
+  for (size_t i = 0; i < update_.sweeps().batches().size(); ++i) sweep_first(i, scale);
   // The queue runs the last one first, so they run in the order in which the next forward pass
   // needs them.
   for (const int64_t u : reduce_.order()) {
     const bool begun = reduce_.handed_over(u);
-    if (begun && !update_.two_passes(u)) continue;
+    if (begun && !update_.two_sweeps(u)) continue;
     const auto& present = begun ? all_present_ : present_;
     queue_->push(u, [this, u, scale, &present, gradient = reduce_.detached(u),
                      stream = current_stream(table_.device())] {
@@ -89,26 +90,26 @@ void UpdateSchedule::start(double scale, int64_t steps) {
   }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
     if (!table_.trainable(u)) continue;
-    left_[static_cast<size_t>(u)] = 1;
-    if (!delayed_ && !timing_.late(table_.plan(u))) finish(u);
+    pending_[static_cast<size_t>(u)] = 1;
+    if (!delayed_ && !timing_.may_stay_pending(table_.plan(u))) finish_unit(u);
   }
 }
 
-// Makes the first passes of a batch that backward has not made, and the exchange that follows.
-void UpdateSchedule::pass_first(size_t batch, double scale) {
-  for (const int64_t u : update_.passes().batches()[batch].units) {
+// Makes the first sweeps of a batch that backward has not made, and the exchange that follows.
+void UpdateSchedule::sweep_first(size_t batch, double scale) {
+  for (const int64_t u : update_.sweeps().batches()[batch].units) {
     if (reduce_.handed_over(u)) continue;
-    const auto pass = [this, u, scale, gradient = reduce_.detached(u)] {
-      update_.first_pass(u, gradient, scale, present_);
+    const auto sweep = [this, u, scale, gradient = reduce_.detached(u)] {
+      update_.first_sweep(u, gradient, scale, present_);
     };
     if (queue_) {
-      queue_->push(u, pass);
+      queue_->push(u, sweep);
     } else {
-      pass();
+      sweep();
     }
   }
   if (queue_) counted([&] { queue_->wait_all(); });
-  update_.passes().exchange(batch);
+  update_.sweeps().exchange(batch);
 }
 
 void UpdateSchedule::update_now(double scale) {
@@ -116,13 +117,13 @@ void UpdateSchedule::update_now(double scale) {
     if (table_.trainable(u)) update_.update(u, reduce_.detached(u), scale, present_);
     writes_.publish(u);
   };
-  const auto& batches = update_.passes().batches();
+  const auto& batches = update_.sweeps().batches();
   for (size_t i = 0; i < batches.size(); ++i) {
-    pass_first(i, scale);
+    sweep_first(i, scale);
     for (const int64_t u : batches[i].units) update(u);
   }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
-    if (!update_.two_passes(u)) update(u);
+    if (!update_.two_sweeps(u)) update(u);
   }
   table_.end_updates();
 }
@@ -135,41 +136,67 @@ void UpdateSchedule::take_back_updates() {
   update_.take_back();
 }
 
-// Returns whether no update of the unit is left that changes the current parameters.
-bool UpdateSchedule::reads_old(int64_t unit) const {
-  return delayed_ || left_[static_cast<size_t>(unit)] == 0;
+// Returns whether the unit's parameters may be read without completing an update. A delayed update
+// leaves the current ones alone.
+bool UpdateSchedule::may_read_now(int64_t unit) const {
+  return delayed_ || pending_[static_cast<size_t>(unit)] == 0;
 }
 
-void UpdateSchedule::complete(int64_t unit) {
-  if (!reads_old(unit)) finish(unit);
+void UpdateSchedule::complete_before_read(int64_t unit) {
+  if (!may_read_now(unit)) finish_unit(unit);
 }
 
 bool UpdateSchedule::try_complete(int64_t unit) {
-  if (reads_old(unit)) return true;
+  if (may_read_now(unit)) return true;
   if (!queue_->done(unit)) return false;
-  finish(unit);
+  finish_unit(unit);
   return true;
 }
 
-void UpdateSchedule::finish(int64_t unit) {
-  auto& left = left_[static_cast<size_t>(unit)];
-  if (left == 0) return;
+void UpdateSchedule::finish_unit(int64_t unit) {
+  auto& pending = pending_[static_cast<size_t>(unit)];
+  if (pending == 0) return;
   counted([&] {
     queue_->wait(unit);
     table_.use_new_parameters(unit);
   });
-  left = 0;
+  pending = 0;
 }
 
-bool UpdateSchedule::left() const {
-  return std::find(left_.begin(), left_.end(), 1) != left_.end();
+bool UpdateSchedule::pending() const {
+  return std::find(pending_.begin(), pending_.end(), 1) != pending_.end();
 }
 
 void UpdateSchedule::finish() {
-  if (!left()) return;
-  if (delayed_) writes_.refuse("while its delayed update was under way");
+  if (!pending()) return;
+  if (delayed_) {
+    compute_delayed();
+  } else {
+    counted([&] { queue_->wait_all(); });
+  }
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
+}
+
+void UpdateSchedule::settle() {
+  if (delayed()) {
+    compute_delayed();
+  } else {
+    finish();
+  }
+}
+
+void UpdateSchedule::compute_delayed() {
+  writes_.refuse("while its delayed update was under way");
   counted([&] { queue_->wait_all(); });
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
+}
+
+void UpdateSchedule::resume_delayed() {
+  delayed_ = true;
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    if (!table_.trainable(u)) continue;
+    pending_[static_cast<size_t>(u)] = 1;
+    table_.keep_new_parameters(u);
+  }
 }
 
 void UpdateSchedule::wait() {
@@ -177,7 +204,7 @@ void UpdateSchedule::wait() {
 }
 
 void UpdateSchedule::discard() {
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish(u);
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
   table_.drop_new_parameters();
 }
 

@@ -1,4 +1,4 @@
-// The one place that decides when updates run.
+// Runs updates at the time that UpdateTiming chose.
 //
 // Note [When updates run]
 // now              in `step`, unit by unit
@@ -10,8 +10,8 @@
 // StateTable::use_new_parameters. Results are those of updates in `step`, bit for bit. Those of
 // delayed updates depend on nothing but the delay.
 //
-// An update may have two passes (two_passes.h). The first pass leaves the weights alone, and runs
-// in backward or in `step`; only the second pass runs later.
+// An update may have two sweeps (two_sweeps.h). The first sweep leaves the weights alone, and runs
+// in backward or in `step`; only the second sweep runs later.
 //
 // Note [Update in backward]
 // Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
@@ -45,8 +45,10 @@
 // step i + 1 uses the weights that the gradients of step i - 1 gave. The update writes the new
 // parameters to memory of their own, which held the ones before, so it does not read the model's;
 // if they are on a disk it writes a second copy. It reads gradients that were set apart. The next
-// step waits for it before it changes anything. Reading, writing or saving states completes an
-// update under way first.
+// step waits for it before it changes anything. Reading or writing states completes an update under
+// way first. A save does not: it waits until the update is computed, and keeps both the states
+// after it and the parameters in force, so the run goes on as without the save, and a run that
+// loads them goes on in the same way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -57,60 +59,68 @@
 #include <vector>
 
 #include "zero/engine/parameter_writes.h"
+#include "zero/engine/pending_updates.h"
 #include "zero/engine/reduce.h"
-#include "zero/engine/slice_source.h"
 #include "zero/engine/step_progress.h"
 #include "zero/engine/update.h"
 #include "zero/engine/update_queue.h"
 
 namespace zero {
 
-class UpdateSchedule final : public LateUpdates, public SumUser {
+class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
  public:
   /// The arguments outlive this.
   UpdateSchedule(const EnginePlan& plan, const StepProgress& progress, StateTable& table,
                  UpdateFlow& update, ReduceFlow& reduce, ParameterWrites& writes);
 
-  /// Returns whether some updates run beside other work. Then the code that starts the updates
-  /// publishes the units.
+  /// Returns whether a thread runs the updates. Then Engine::step publishes all units; otherwise
+  /// `start` publishes each.
   bool beside() const { return queue_ != nullptr; }
 
-  /// A backward pass begins: completes updates that must not run beside it. With `holds` its
+  /// A backward pass begins: completes updates that must not run beside it. With `layer_major` its
   /// forward passes are still to come.
-  void begin_pass(bool holds);
+  void begin_pass(bool layer_major);
   /// The pass has run: completes the updates of units that neither it nor forward has used.
   void end_pass();
   /// Takes the sum of a unit in backward, and updates the unit from it.
-  void take_up(int64_t unit, at::Tensor sum) override;
+  void update_in_backward(int64_t unit, at::Tensor sum) override;
   /// Updates all units from the sums of this step, except those that backward has taken up. `step`
   /// calls it after `steps` updates so far. The updates run here, or later beside other work.
   void start(double scale, int64_t steps);
   /// Takes back the updates that backward has made in this step, because of an overflow.
   void take_back_updates();
-  void complete(int64_t unit) override;
+  void complete_before_read(int64_t unit) override;
   bool try_complete(int64_t unit) override;
-  /// Completes the updates that `start` has left under way, and puts their parameters into force on
-  /// this rank. Nobody may read them meanwhile.
+  /// Completes the pending updates, which `start` has left under way, and puts their parameters
+  /// into force on this rank. Nobody may read them meanwhile.
   void finish();
-  /// Returns whether delayed updates are left, so that the current parameters are those before
+  /// Returns whether delayed updates are pending, so that the current parameters are those before
   /// them.
-  bool delayed() const { return delayed_ && left(); }
-  /// Returns whether updates are left that `finish` may complete at any time.
-  bool left() const;
+  bool delayed() const { return delayed_ && pending(); }
+  /// Does as `finish`, but the parameters of delayed updates, which are computed then, stay out of
+  /// force. Throws Error as `finish` does.
+  void settle();
+  /// Takes the states of the table for those after delayed updates whose parameters are not in
+  /// force: `StateTable::read_new` returns them.
+  void resume_delayed();
+  /// Returns whether updates are pending, which `finish` may complete at any time.
+  bool pending() const;
 
-  /// Returns by unit whether its update is left.
-  const std::vector<uint8_t>& left_units() const { return left_; }
+  /// Returns by unit whether its update is pending.
+  const std::vector<uint8_t>& pending_units() const { return pending_; }
 
   /// Blocks until no update runs. Throws the error of an update.
   void wait();
-  /// Drops the updates that are left, none of which runs: all states are about to be replaced.
+  /// Drops the pending updates, none of which runs: all states are about to be replaced.
   void discard();
 
  private:
   void update_now(double scale);
-  void pass_first(size_t batch, double scale);
-  void finish(int64_t unit);
-  bool reads_old(int64_t unit) const;
+  void sweep_first(size_t batch, double scale);
+  // Completes the pending update of one unit, a delayed one too.
+  void finish_unit(int64_t unit);
+  void compute_delayed();
+  bool may_read_now(int64_t unit) const;
   // Runs `wait`, and counts its time as waiting for an update, and for the disk if there is one.
   template <class Wait>
   void counted(const Wait& wait);
@@ -124,8 +134,8 @@ class UpdateSchedule final : public LateUpdates, public SumUser {
   ParameterWrites& writes_;
   std::vector<uint8_t> present_;      // the gradients of the update under way
   std::vector<uint8_t> all_present_;  // the gradients of an update in backward: a whole unit's
-  std::vector<uint8_t> left_;         // by unit: `step` has left its update under way
-  bool delayed_ = false;              // the update that is left is a delayed one
+  std::vector<uint8_t> pending_;      // by unit: `step` has left its update under way
+  bool delayed_ = false;              // the pending update is a delayed one
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
   // Null if every update runs in `start`. The last member: it ends first.

@@ -22,17 +22,17 @@ struct UpdateTiming {
   /// Updates in backward can be taken back, since an overflow of the step is known only after them.
   bool keeps_old_states = false;
 
-  static UpdateTiming of(const Config& config, partition::Sharding placement);
+  static UpdateTiming of(const Config& config, partition::Sharding sharded);
   /// Returns whether parameters are still used while new ones are made.
   bool keeps_old_parameters() const { return delayed_after.has_value() || in_backward; }
-  /// Returns whether the update of a unit may run until the next forward pass uses the unit.
-  bool late(const UnitPlan& plan) const {
+  /// Returns whether the update of a unit may be pending until the next forward pass uses the unit.
+  bool may_stay_pending(const UnitPlan& plan) const {
     return in_next_forward && plan.parameters_at == Tier::disk;
   }
   /// Returns whether some updates run beside other work.
   bool any_beside(const std::vector<UnitPlan>& units) const {
     return keeps_old_parameters() ||
-           std::ranges::any_of(units, [&](const UnitPlan& plan) { return late(plan); });
+           std::ranges::any_of(units, [&](const UnitPlan& plan) { return may_stay_pending(plan); });
   }
 };
 

@@ -25,7 +25,7 @@ class WholeUnits final : public ParameterSource {
         parameter.device()));
   }
 
-  paging::UnitSource* start(LateUpdates& /*updates*/) override { return nullptr; }
+  paging::UnitSource* start(PendingUpdates& /*updates*/) override { return nullptr; }
 
   // Each rank updates a slice of the unit at stages 1 and 2, and all of it at stage 0.
   void publish(int64_t unit) override {

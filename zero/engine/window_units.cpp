@@ -28,7 +28,7 @@ class WindowUnits final : public PagedSource {
   explicit WindowUnits(const SourceParts& parts);
   ~WindowUnits() override;
 
-  paging::UnitSource* start(LateUpdates& /*updates*/) override { return this; }
+  paging::UnitSource* start(PendingUpdates& /*updates*/) override { return this; }
   void publish(int64_t unit) override;
   void settle() override { window_.settle(); }
   void forget() override { window_.discard(); }
@@ -90,9 +90,9 @@ at::Tensor WindowUnits::full(int64_t unit) {
   return tensor_at(view(unit), layout().unit(unit).numel, plan.dtype, c10::kCPU);
 }
 
-// Returns units [first, last), which have bytes on the pages that this unit lies on. If the user
-// writes to the unit, these pages do not follow the window any more (comm::Window::view), so their
-// other units must be valid by then too.
+// Returns units [first, last), which have bytes on the pages of memory that this unit lies on. If
+// the user writes to the unit, these pages do not follow the window any more (comm::Window::view),
+// so their other units must be valid by then too.
 std::pair<int64_t, int64_t> WindowUnits::units_on_pages_of(int64_t unit) const {
   constexpr int64_t kPage = 4096;
   const auto begin_of = [&](int64_t u) { return table().window_offset(u); };

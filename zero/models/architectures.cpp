@@ -19,7 +19,7 @@
 namespace zero {
 namespace {
 
-/// All there are. The first is what a configuration without a model_type describes.
+/// Returns all that there are. The first is what a configuration without a model_type describes.
 std::vector<Architecture> architectures() {
   std::vector<Architecture> all{gpt2_architecture()};
   for (const auto family :

@@ -10,17 +10,17 @@
 
 namespace zero {
 
-/// The names of all architectures' sizes.
+/// Returns the names of all architectures' sizes.
 std::vector<std::string> language_model_names();
 
-/// The sizes of that name, or those of a JSON file (anything that ends in .json or contains a
-/// slash), or of a folder's config.json. ConfigError for another name, with the nearest one, and as
-/// the next function.
+/// Returns the sizes of that name, or those of a JSON file (anything that ends in .json or contains
+/// a slash), or of a folder's config.json. Throws ConfigError for another name, with the nearest
+/// one, and as the next function.
 std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name_or_file);
 
-/// The sizes that a config.json describes; without a model_type it is a GPT-2's. ConfigError, which
-/// names `source`, for malformed JSON, another model_type, a variant that is not computed, or sizes
-/// that make no model.
+/// Returns the sizes that a config.json describes; without a model_type it is a GPT-2's.
+/// ConfigError, which names `source`, for malformed JSON, another model_type, a variant that is not
+/// computed, or sizes that make no model.
 std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string_view json,
                                                                      std::string_view source);
 

@@ -1,10 +1,9 @@
 // Adafactor (N. Shazeer and M. Stern, 1804.04235), as torch::optim::Adafactor and, with
-// `eps_added`, as in transformers. It takes two passes: Note [Two passes] in passes.h. If the
+// `eps_added`, as in transformers. It takes two sweeps: Note [Two sweeps] in sweeps.h. If the
 // second moment is factored, factors.cpp does the work between them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 #include "zero/optim/algorithm.h"
@@ -20,7 +19,7 @@
 #define ZERO_OPTIM_ADAFACTOR_STEP_
 namespace zero::optim {
 
-/// Makes the first pass over elements that have second moments of their own.
+/// Makes the first sweep over elements that have second moments of their own.
 template <class Number>
 struct AdafactorDirection {
   Number old, fresh;  ///< shares of the old moment, and of the new square
@@ -44,7 +43,7 @@ struct AdafactorDirection {
   }
 };
 
-/// Makes the second pass, in which the gradient is the direction.
+/// Makes the second sweep, in which the gradient is the direction.
 template <class Number>
 struct AdafactorStep {
   Number decay;        ///< factor of the weights, 1 - lr * weight_decay
@@ -105,18 +104,18 @@ struct AdafactorRule {
 };
 
 void adafactor_first(const AdafactorDirection<float>& step, float gradient_scale,
-                     const Range& range, Findings& findings, int64_t begin, int64_t end) {
-  first_elements<AdafactorFirst, 1>(step, gradient_scale, range, findings, begin, end);
+                     const Operands& operands, Findings& findings, int64_t begin, int64_t end) {
+  first_elements<AdafactorFirst, 1>(step, gradient_scale, operands, findings, begin, end);
 }
 
 void adafactor_gradient(const AdafactorDirection<float>& step, float gradient_scale,
-                        const Range& range, Findings& findings, int64_t begin, int64_t end) {
-  first_elements<AdafactorGradient, 0>(step, gradient_scale, range, findings, begin, end);
+                        const Operands& operands, Findings& findings, int64_t begin, int64_t end) {
+  first_elements<AdafactorGradient, 0>(step, gradient_scale, operands, findings, begin, end);
 }
 
-void adafactor_second(const AdafactorStep<float>& step, const Range& range, int64_t begin,
+void adafactor_second(const AdafactorStep<float>& step, const Operands& operands, int64_t begin,
                       int64_t end) {
-  update_elements<AdafactorRule, 0>(step, 1.0F, range, begin, end);
+  update_elements<AdafactorRule, 0>(step, 1.0F, operands, begin, end);
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
@@ -135,28 +134,28 @@ HWY_EXPORT(adafactor_second);
 
 namespace {
 
-void first(const Adafactor& optimizer, Moment moment, float gradient_scale, const Range& range,
-           Findings& findings, int64_t begin, int64_t end) {
+void first(const Adafactor& optimizer, Moment moment, float gradient_scale,
+           const Operands& operands, Findings& findings, int64_t begin, int64_t end) {
   using namespace kernels;
   const AdafactorDirection<float> step(optimizer, moment);
   if (optimizer.factored) {
-    HWY_DYNAMIC_DISPATCH(adafactor_gradient)(step, gradient_scale, range, findings, begin, end);
+    HWY_DYNAMIC_DISPATCH(adafactor_gradient)(step, gradient_scale, operands, findings, begin, end);
   } else {
-    HWY_DYNAMIC_DISPATCH(adafactor_first)(step, gradient_scale, range, findings, begin, end);
+    HWY_DYNAMIC_DISPATCH(adafactor_first)(step, gradient_scale, operands, findings, begin, end);
   }
 }
 
 void first_reference(const Adafactor& optimizer, Moment moment, float gradient_scale,
-                     const Range& range, Findings& findings) {
+                     const Operands& operands, Findings& findings) {
   const AdafactorDirection<float> step(optimizer, moment);
-  for (int64_t begin = 0; begin < range.numel; begin += ExactSum::kBlock) {
+  for (int64_t begin = 0; begin < operands.numel; begin += ExactSum::kBlock) {
     std::array<float, ExactSum::kBlock> weights{};
     std::array<float, ExactSum::kBlock> direction{};
-    for (int64_t i = begin; i < std::min(range.numel, begin + ExactSum::kBlock); ++i) {
+    for (int64_t i = begin; i < std::min(operands.numel, begin + ExactSum::kBlock); ++i) {
       const auto at = static_cast<size_t>(i - begin);
-      const float g = gradient_at(range, i, gradient_scale);
-      weights[at] = weight_at(range, i);
-      direction[at] = optimizer.factored ? g : step.apply(g, range.state[0][i]);
+      const float g = gradient_at(operands, i, gradient_scale);
+      weights[at] = weight_at(operands, i);
+      direction[at] = optimizer.factored ? g : step.apply(g, operands.state[0][i]);
       if (findings.direction) findings.direction[i] = direction[at];
     }
     findings.norms.weights.add(sum_of_squares(weights));
@@ -174,22 +173,22 @@ double mean_root(const ExactSum& squares, int64_t numel) {
 }
 
 // Updates elements that have moments of their own.
-void exact(const Adafactor& optimizer, Moment moment, const ExactRange& range) {
+void exact(const Adafactor& optimizer, Moment moment, const ExactOperands& operands) {
   const AdafactorDirection<double> first(optimizer, moment);
-  std::vector<double> direction(static_cast<size_t>(range.numel));
+  std::vector<double> direction(static_cast<size_t>(operands.numel));
   double weights = 0;
   double update = 0;
-  for (int64_t i = 0; i < range.numel; ++i) {
+  for (int64_t i = 0; i < operands.numel; ++i) {
     auto& u = direction[static_cast<size_t>(i)];
-    u = first.apply(range.gradient[i], range.state[0][i]);
-    weights += range.weights[i] * range.weights[i];
+    u = first.apply(operands.gradient[i], operands.state[0][i]);
+    weights += operands.weights[i] * operands.weights[i];
     update += u * u;
   }
-  const auto numel = static_cast<double>(range.numel);
+  const auto numel = static_cast<double>(operands.numel);
   moment.ratio = ratio_of(optimizer, std::sqrt(weights / numel), std::sqrt(update / numel));
   exact_update<AdafactorStep>(
       optimizer, moment,
-      {.numel = range.numel, .weights = range.weights, .gradient = direction.data()});
+      {.numel = operands.numel, .weights = operands.weights, .gradient = direction.data()});
 }
 
 }  // namespace
@@ -219,8 +218,8 @@ const optim::Algorithm<Adafactor>& Adafactor::algorithm() {
       .reach = optim::Reach::parameter,
       .is_factored = [](const Adafactor& o) { return o.factored; },
       .keeps_direction = true,
-      .first_pass = &optim::first,
-      .first_pass_reference = &optim::first_reference,
+      .first_sweep = &optim::first,
+      .first_sweep_reference = &optim::first_reference,
       .ratio =
           [](const Adafactor& optimizer, const optim::ParameterNorms& norms, int64_t numel) {
             return optim::ratio_of(optimizer, optim::mean_root(norms.weights, numel),
@@ -228,10 +227,10 @@ const optim::Algorithm<Adafactor>& Adafactor::algorithm() {
           },
       .update =
           [](const Adafactor& optimizer, optim::Moment moment, float /*gradient_scale*/,
-             const optim::Range& range, int64_t begin, int64_t end) {
+             const optim::Operands& operands, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(adafactor_second)
-            (optim::AdafactorStep<float>(optimizer, moment), range, begin, end);
+            (optim::AdafactorStep<float>(optimizer, moment), operands, begin, end);
           },
       .update_reference = &optim::plain_update<optim::AdafactorStep, Adafactor>,
       .update_exact = &optim::exact};

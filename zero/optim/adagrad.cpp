@@ -23,9 +23,9 @@ struct AdagradRule {
   }
 };
 
-void update_adagrad(const AdagradStep<float>& step, float gradient_scale, const Range& range,
+void update_adagrad(const AdagradStep<float>& step, float gradient_scale, const Operands& operands,
                     int64_t begin, int64_t end) {
-  update_elements<AdagradRule, 1>(step, gradient_scale, range, begin, end);
+  update_elements<AdagradRule, 1>(step, gradient_scale, operands, begin, end);
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
@@ -50,10 +50,10 @@ const optim::Algorithm<Adagrad>& Adagrad::algorithm() {
       .signs = {optim::Sign::positive},
       .update =
           [](const Adagrad& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Range& range, int64_t begin, int64_t end) {
+             const optim::Operands& operands, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(update_adagrad)
-            (optim::AdagradStep<float>(optimizer, moment), gradient_scale, range, begin, end);
+            (optim::AdagradStep<float>(optimizer, moment), gradient_scale, operands, begin, end);
           },
       .update_reference = &optim::plain_update<optim::AdagradStep, Adagrad>,
       .update_exact = &optim::exact_update<optim::AdagradStep, Adagrad>};

@@ -26,9 +26,9 @@ struct AdamWRule {
   }
 };
 
-void update_adamw(const AdamWStep<float>& step, float gradient_scale, const Range& range,
+void update_adamw(const AdamWStep<float>& step, float gradient_scale, const Operands& operands,
                   int64_t begin, int64_t end) {
-  update_elements<AdamWRule, 2>(step, gradient_scale, range, begin, end);
+  update_elements<AdamWRule, 2>(step, gradient_scale, operands, begin, end);
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
@@ -57,10 +57,10 @@ const optim::Algorithm<AdamW>& AdamW::algorithm() {
       .name_of = [](const AdamW& o) -> std::string_view { return o.decoupled ? "AdamW" : "Adam"; },
       .update =
           [](const AdamW& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Range& range, int64_t begin, int64_t end) {
+             const optim::Operands& operands, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(update_adamw)
-            (optim::AdamWStep<float>(optimizer, moment), gradient_scale, range, begin, end);
+            (optim::AdamWStep<float>(optimizer, moment), gradient_scale, operands, begin, end);
           },
       .update_reference = &optim::plain_update<optim::AdamWStep, AdamW>,
       .update_exact = &optim::exact_update<optim::AdamWStep, AdamW>};

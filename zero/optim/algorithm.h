@@ -22,7 +22,7 @@
 
 #include "zero/optim/moment.h"
 #include "zero/optim/optimizer.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 
@@ -50,22 +50,22 @@ struct Algorithm {
   Reach reach = Reach::element;
   /// Returns whether the reach is Reach::factors for these values. Null means never.
   bool (*is_factored)(const T&) = nullptr;
-  /// If true, the second pass needs the directions of the first pass (Reach::parameter).
+  /// If true, the second sweep needs the directions of the first sweep (Reach::parameter).
   bool keeps_direction = false;
-  /// The first pass over elements [begin, end). It leaves the weights as they are. Null if the
+  /// The first sweep over elements [begin, end). It leaves the weights as they are. Null if the
   /// reach is Reach::element.
-  void (*first_pass)(const T&, Moment, float gradient_scale, const Range&, Findings&, int64_t begin,
-                     int64_t end) = nullptr;
-  void (*first_pass_reference)(const T&, Moment, float gradient_scale, const Range&,
-                               Findings&) = nullptr;
+  void (*first_sweep)(const T&, Moment, float gradient_scale, const Operands&, Findings&,
+                      int64_t begin, int64_t end) = nullptr;
+  void (*first_sweep_reference)(const T&, Moment, float gradient_scale, const Operands&,
+                                Findings&) = nullptr;
   /// Returns Moment::ratio for a parameter of `numel` elements (Reach::parameter, Reach::factors).
   double (*ratio)(const T&, const ParameterNorms&, int64_t numel) = nullptr;
-  /// Runs the kernel over elements [begin, end): the whole update, or the second pass.
-  void (*update)(const T&, Moment, float gradient_scale, const Range&, int64_t begin,
+  /// Runs the kernel over elements [begin, end): the whole update, or the second sweep.
+  void (*update)(const T&, Moment, float gradient_scale, const Operands&, int64_t begin,
                  int64_t end) = nullptr;
-  /// Does the same as `update`, for the whole range in plain loops.
-  void (*update_reference)(const T&, Moment, float gradient_scale, const Range&) = nullptr;
-  void (*update_exact)(const T&, Moment, const ExactRange&) = nullptr;
+  /// Does the same as `update`, for all elements in plain loops.
+  void (*update_reference)(const T&, Moment, float gradient_scale, const Operands&) = nullptr;
+  void (*update_exact)(const T&, Moment, const ExactOperands&) = nullptr;
 };
 
 /// Calls f(T()) for every optimizer T, in the order of `Optimizer`.
@@ -85,41 +85,44 @@ void check_dtype(c10::ScalarType dtype, std::string_view what);
 
 // Plain loops read and write elements with these functions.
 
-/// Return the weight and the scaled gradient of element `i` in fp32. The gradient is 0 if the range
-/// has none.
-float weight_at(const Range& range, int64_t i);
-float gradient_at(const Range& range, int64_t i, float scale);
+/// Return the weight and the scaled gradient of element `i` in fp32. The gradient is 0 if there
+/// is none.
+float weight_at(const Operands& operands, int64_t i);
+float gradient_at(const Operands& operands, int64_t i, float scale);
 /// Writes a weight and its low-precision copy.
-void set_weight_at(const Range& range, int64_t i, float value);
+void set_weight_at(const Operands& operands, int64_t i, float value);
 /// Returns the sum of a block's squares in fp64, added in the order of the kernels.
 double sum_of_squares(const std::array<float, ExactSum::kBlock>& values);
 
 /// Does what Algorithm::update_reference does, by the formula in Step<float>.
 template <template <class> class Step, class T>
-void plain_update(const T& optimizer, Moment moment, float gradient_scale, const Range& range) {
+void plain_update(const T& optimizer, Moment moment, float gradient_scale,
+                  const Operands& operands) {
   const Step<float> step(optimizer, moment);
-  for (int64_t i = 0; i < range.numel; ++i) {
-    float p = weight_at(range, i);
+  for (int64_t i = 0; i < operands.numel; ++i) {
+    float p = weight_at(operands, i);
     std::array<float, kMostStates> state{};
-    for (size_t s = 0; s < kMostStates; ++s) state[s] = range.state[s] ? range.state[s][i] : 0;
-    step.apply(p, gradient_at(range, i, gradient_scale), state);
+    for (size_t s = 0; s < kMostStates; ++s)
+      state[s] = operands.state[s] ? operands.state[s][i] : 0;
+    step.apply(p, gradient_at(operands, i, gradient_scale), state);
     for (size_t s = 0; s < kMostStates; ++s) {
-      if (range.state[s]) range.state[s][i] = state[s];
+      if (operands.state[s]) operands.state[s][i] = state[s];
     }
-    set_weight_at(range, i, p);
+    set_weight_at(operands, i, p);
   }
 }
 
 /// Does what Algorithm::update_exact does, by the formula in Step<double>.
 template <template <class> class Step, class T>
-void exact_update(const T& optimizer, Moment moment, const ExactRange& range) {
+void exact_update(const T& optimizer, Moment moment, const ExactOperands& operands) {
   const Step<double> step(optimizer, moment);
-  for (int64_t i = 0; i < range.numel; ++i) {
+  for (int64_t i = 0; i < operands.numel; ++i) {
     std::array<double, kMostStates> state{};
-    for (size_t s = 0; s < kMostStates; ++s) state[s] = range.state[s] ? range.state[s][i] : 0;
-    step.apply(range.weights[i], range.gradient[i], state);
+    for (size_t s = 0; s < kMostStates; ++s)
+      state[s] = operands.state[s] ? operands.state[s][i] : 0;
+    step.apply(operands.weights[i], operands.gradient[i], state);
     for (size_t s = 0; s < kMostStates; ++s) {
-      if (range.state[s]) range.state[s][i] = state[s];
+      if (operands.state[s]) operands.state[s][i] = state[s];
     }
   }
 }

@@ -88,7 +88,7 @@ struct Absent {
 /// Scales a gradient and limits it, before anything else.
 struct Scale {
   float factor;
-  float limit;  ///< Range::gradient_limit
+  float limit;  ///< Operands::gradient_limit
   constexpr float of(float gradient) const {
     const float scaled = gradient * factor;
     if (scaled > limit) return limit;
@@ -96,7 +96,7 @@ struct Scale {
   }
 };
 
-/// The arrays of a Range, with their types.
+/// The arrays of Operands, with their types.
 template <class GradientType, class ParameterType, int kStateCount>
 struct Arrays {
   using Gradient = GradientType;
@@ -211,7 +211,7 @@ inline AdagradStep<float> step_of(const Adagrad& optimizer, Moment moment) {
 }
 inline LionStep<float> step_of(const Lion& optimizer, Moment moment) { return {optimizer, moment}; }
 
-/// Calls f(count) with the number of states that a Step changes: all those of its range.
+/// Calls f(count) with the number of states that a Step changes: all those of its operands.
 template <class F>
 void with_states(const AdamWStep<float>& /*step*/, const F& f) {
   f(std::integral_constant<int, 2>());
@@ -239,37 +239,38 @@ void with_numbers(c10::ScalarType dtype, const F& f) {
   f(Fp16());
 }
 
-/// Returns whether every array of a range begins at a multiple of kWidth elements.
-inline bool is_aligned(const Range& range) {
+/// Returns whether every array of the operands begins at a multiple of kWidth elements.
+inline bool is_aligned(const Operands& operands) {
   const auto fits = [](const void* array, size_t bytes) {
     return reinterpret_cast<uintptr_t>(array) % (kWidth * bytes) == 0;
   };
-  return fits(range.master, sizeof(float)) && fits(range.state[0], sizeof(float)) &&
-         fits(range.state[1], sizeof(float)) && fits(range.parameter, sizeof(uint16_t)) &&
-         fits(range.gradient, c10::elementSize(range.gradient_dtype));
+  return fits(operands.master, sizeof(float)) && fits(operands.state[0], sizeof(float)) &&
+         fits(operands.state[1], sizeof(float)) && fits(operands.parameter, sizeof(uint16_t)) &&
+         fits(operands.gradient, c10::elementSize(operands.gradient_dtype));
 }
 
 /// Calls f(width, step, arrays) with the arguments of update_by_thread; `width` is an
-/// integral_constant. `optimizer` must be element-wise, and `range` must have whole master weights.
+/// integral_constant. `optimizer` must be element-wise, and `operands` must have whole master
+/// weights.
 template <class F>
-void with_update(const Optimizer& optimizer, Moment moment, const Range& range, const F& f) {
+void with_update(const Optimizer& optimizer, Moment moment, const Operands& operands, const F& f) {
   const auto with_types = [&](const auto& step, auto states, auto gradient, auto parameter) {
     using Gradient = decltype(gradient);
     using Parameter = decltype(parameter);
     const Arrays<Gradient, Parameter, states.value> arrays{
-        .numel = range.numel,
-        .gradient = static_cast<const typename Gradient::Stored*>(range.gradient),
-        .master = range.master,
-        .parameter = static_cast<typename Parameter::Stored*>(range.parameter),
-        .state = range.state};
-    if (is_aligned(range)) return f(std::integral_constant<int, kWidth>(), step, arrays);
+        .numel = operands.numel,
+        .gradient = static_cast<const typename Gradient::Stored*>(operands.gradient),
+        .master = operands.master,
+        .parameter = static_cast<typename Parameter::Stored*>(operands.parameter),
+        .state = operands.state};
+    if (is_aligned(operands)) return f(std::integral_constant<int, kWidth>(), step, arrays);
     f(std::integral_constant<int, 1>(), step, arrays);
   };
   const auto with_step = [&](const auto& step) {
     with_states(step, [&](auto states) {
-      with_numbers(range.gradient_dtype, [&](auto gradient) {
-        if (range.parameter == nullptr) return with_types(step, states, gradient, Absent());
-        if (range.parameter_dtype == c10::ScalarType::BFloat16)
+      with_numbers(operands.gradient_dtype, [&](auto gradient) {
+        if (operands.parameter == nullptr) return with_types(step, states, gradient, Absent());
+        if (operands.parameter_dtype == c10::ScalarType::BFloat16)
           return with_types(step, states, gradient, Bf16());
         with_types(step, states, gradient, Fp16());
       });

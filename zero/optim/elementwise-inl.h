@@ -1,4 +1,4 @@
-// A pass of an element-wise optimizer over a Range of any dtypes. The files of optimizers include
+// A sweep of an element-wise optimizer over Operands of any dtypes. The files of optimizers include
 // this file once for each instruction set.
 
 // Highway's per-target include guard.
@@ -20,7 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
 
-/// Stands for the gradients in a pass without gradients: they read as zeros.
+/// Stands for the gradients in a sweep without gradients: they read as zeros.
 struct NoGradient {
   using Stored = uint8_t;
 };
@@ -29,44 +29,44 @@ HWY_INLINE hn::Vec<D> load(NoGradient, D d, const uint8_t* /*from*/) {
   return hn::Zero(d);
 }
 
-/// Calls f(type, type) with the types of a range's gradient and weights, for elements from `begin`
-/// on.
+/// Calls f(type, type) with the types of the operands' gradient and weights, for elements from
+/// `begin` on.
 template <bool kGradients, class F>
-void with_types(const Range& range, int64_t begin, const F& f) {
+void with_types(const Operands& operands, int64_t begin, const F& f) {
   const auto parameter =
-      reinterpret_cast<uintptr_t>(range.parameter) + static_cast<uintptr_t>(begin) * 2;
+      reinterpret_cast<uintptr_t>(operands.parameter) + static_cast<uintptr_t>(begin) * 2;
   // Stores have half of a register. If that is less than the narrowest register, they cannot be
   // streamed.
-  const bool streamed =
-      HWY_MAX_BYTES >= 32 && range.numel * 2 >= kStreamedBytes && parameter % (2 * kMaxLanes) == 0;
+  const bool streamed = HWY_MAX_BYTES >= 32 && operands.numel * 2 >= kStreamedBytes &&
+                        parameter % (2 * kMaxLanes) == 0;
   const auto with_gradient = [&](auto gradient) {
-    if (range.lower) return f(gradient, Split());
-    if (!range.parameter) return f(gradient, Whole<Absent>());
-    const bool bf16 = range.parameter_dtype == c10::ScalarType::BFloat16;
+    if (operands.lower) return f(gradient, Split());
+    if (!operands.parameter) return f(gradient, Whole<Absent>());
+    const bool bf16 = operands.parameter_dtype == c10::ScalarType::BFloat16;
     if (!streamed) return bf16 ? f(gradient, Whole<Bf16>()) : f(gradient, Whole<Fp16>());
     bf16 ? f(gradient, Whole<Streamed<Bf16>>()) : f(gradient, Whole<Streamed<Fp16>>());
     hwy::FlushStream();
   };
   if constexpr (!kGradients) return with_gradient(NoGradient());
-  if (range.gradient_dtype == c10::ScalarType::Float) return with_gradient(Fp32());
-  if (range.gradient_dtype == c10::ScalarType::BFloat16) return with_gradient(Bf16());
+  if (operands.gradient_dtype == c10::ScalarType::Float) return with_gradient(Fp32());
+  if (operands.gradient_dtype == c10::ScalarType::BFloat16) return with_gradient(Bf16());
   return with_gradient(Fp16());
 }
 
-/// Returns the master weights of a range as `Weights` stores them.
+/// Returns the master weights of the operands as `Weights` stores them.
 template <class Weights>
-typename Weights::Stored* master_of(const Range& range) {
+typename Weights::Stored* master_of(const Operands& operands) {
   if constexpr (Weights::kReadsParameter) {
-    return range.lower;
+    return operands.lower;
   } else {
-    return range.master;
+    return operands.master;
   }
 }
 
 /// Scales a gradient and limits it, before anything else.
 struct Scale {
   float factor;
-  float limit;  ///< Range::gradient_limit
+  float limit;  ///< Operands::gradient_limit
 };
 template <class D, class V>
 HWY_INLINE V scaled(D d, V gradient, Scale scale) {
@@ -98,18 +98,18 @@ HWY_INLINE void update_vector(D d, const Numbers& numbers, Scale scale,
 }
 
 template <class Rule, int kUsed, class Gradient, class Weights, class Numbers>
-void update_range(const Numbers& given, float gradient_scale, const Range& range, int64_t begin,
-                  int64_t end) {
+void update_operands(const Numbers& given, float gradient_scale, const Operands& operands,
+                     int64_t begin, int64_t end) {
   const Fp32Tag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto numbers = given;
-  const Scale scale{gradient_scale, range.gradient_limit};
-  auto* master = master_of<Weights>(range);
-  const auto* gradient = static_cast<const typename Gradient::Stored*>(range.gradient);
-  auto* parameter = static_cast<typename Weights::Parameter*>(range.parameter);
+  const Scale scale{gradient_scale, operands.gradient_limit};
+  auto* master = master_of<Weights>(operands);
+  const auto* gradient = static_cast<const typename Gradient::Stored*>(operands.gradient);
+  auto* parameter = static_cast<typename Weights::Parameter*>(operands.parameter);
   const auto gradient_at = [&](int64_t i) { return gradient ? gradient + i : nullptr; };
   const auto state_at = [&](int index, int64_t i) {
-    return index < kUsed ? range.state[static_cast<size_t>(index)] + i : nullptr;
+    return index < kUsed ? operands.state[static_cast<size_t>(index)] + i : nullptr;
   };
   const auto parameter_at = [&](int64_t i) { return parameter ? parameter + i : nullptr; };
   int64_t i = begin;
@@ -141,11 +141,11 @@ void update_range(const Numbers& given, float gradient_scale, const Range& range
 /// numbers, p, g, first, second)` takes vectors of weights, scaled gradients and states, and
 /// changes all but g. States beyond kUsed are zeros, and their new values are lost.
 template <class Rule, int kUsed, bool kGradients = true, class Numbers>
-void update_elements(const Numbers& numbers, float gradient_scale, const Range& range,
+void update_elements(const Numbers& numbers, float gradient_scale, const Operands& operands,
                      int64_t begin, int64_t end) {
-  with_types<kGradients>(range, begin, [&](auto gradient, auto weights) {
-    update_range<Rule, kUsed, decltype(gradient), decltype(weights)>(numbers, gradient_scale, range,
-                                                                     begin, end);
+  with_types<kGradients>(operands, begin, [&](auto gradient, auto weights) {
+    update_operands<Rule, kUsed, decltype(gradient), decltype(weights)>(numbers, gradient_scale,
+                                                                        operands, begin, end);
   });
 }
 

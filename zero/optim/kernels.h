@@ -8,7 +8,7 @@
 // would round differently. So an element's result is the same on every instruction set, at every
 // position and in the plain reference. The tail of an array runs through the same code in a padded
 // copy. The files are compiled with -ffp-contract=off, since compilers fuse even intrinsics. This
-// costs no time, since the passes wait for memory.
+// costs no time, since the sweeps wait for memory.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// LAMB: 1904.00962, algorithm 2, as in DeepSpeed's FusedLamb. It takes two passes: Note [Two
-// passes] in passes.h.
+// LAMB: 1904.00962, algorithm 2, as in DeepSpeed's FusedLamb. It takes two sweeps: Note [Two
+// sweeps] in sweeps.h.
 #include <algorithm>
 #include <cmath>
 
@@ -48,7 +48,7 @@ struct LambStep {
     const auto& [m, v] = state;
     return m / (std::sqrt(v + eps_inside) + eps) + decay * p;
   }
-  /// Makes the second pass.
+  /// Makes the second sweep.
   void apply(Number& p, Number /*g*/, std::array<Number, kMostStates>& state) const {
     p += coefficient * direction(p, state);
   }
@@ -66,7 +66,7 @@ HWY_INLINE V lamb_direction(D d, const LambStep<float>& s, V p, V m, V v) {
   return hn::Add(hn::Div(m, hn::Add(root, hn::Set(d, s.eps))), hn::Mul(hn::Set(d, s.decay), p));
 }
 
-/// Makes the first pass: it updates the moments, and returns the direction. Weights stay.
+/// Makes the first sweep: it updates the moments, and returns the direction. Weights stay.
 struct LambFirst {
   static constexpr bool kNormOfUpdate = true;
   template <class D, class V>
@@ -85,13 +85,14 @@ struct LambRule {
   }
 };
 
-void lamb_first(const LambStep<float>& step, float gradient_scale, const Range& range,
+void lamb_first(const LambStep<float>& step, float gradient_scale, const Operands& operands,
                 Findings& findings, int64_t begin, int64_t end) {
-  first_elements<LambFirst, 2>(step, gradient_scale, range, findings, begin, end);
+  first_elements<LambFirst, 2>(step, gradient_scale, operands, findings, begin, end);
 }
 
-void lamb_second(const LambStep<float>& step, const Range& range, int64_t begin, int64_t end) {
-  update_elements<LambRule, 2, false>(step, 1.0F, range, begin, end);
+void lamb_second(const LambStep<float>& step, const Operands& operands, int64_t begin,
+                 int64_t end) {
+  update_elements<LambRule, 2, false>(step, 1.0F, operands, begin, end);
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
@@ -109,18 +110,18 @@ HWY_EXPORT(lamb_second);
 
 namespace {
 
-void first_reference(const Lamb& optimizer, Moment moment, float gradient_scale, const Range& range,
-                     Findings& findings) {
+void first_reference(const Lamb& optimizer, Moment moment, float gradient_scale,
+                     const Operands& operands, Findings& findings) {
   const LambStep<float> step(optimizer, moment);
-  for (int64_t begin = 0; begin < range.numel; begin += ExactSum::kBlock) {
+  for (int64_t begin = 0; begin < operands.numel; begin += ExactSum::kBlock) {
     std::array<float, ExactSum::kBlock> weights{};
     std::array<float, ExactSum::kBlock> direction{};
-    for (int64_t i = begin; i < std::min(range.numel, begin + ExactSum::kBlock); ++i) {
-      const float p = weight_at(range, i);
-      std::array<float, kMostStates> state{range.state[0][i], range.state[1][i]};
-      step.average(gradient_at(range, i, gradient_scale), state);
-      range.state[0][i] = state[0];
-      range.state[1][i] = state[1];
+    for (int64_t i = begin; i < std::min(operands.numel, begin + ExactSum::kBlock); ++i) {
+      const float p = weight_at(operands, i);
+      std::array<float, kMostStates> state{operands.state[0][i], operands.state[1][i]};
+      step.average(gradient_at(operands, i, gradient_scale), state);
+      operands.state[0][i] = state[0];
+      operands.state[1][i] = state[1];
       weights[static_cast<size_t>(i - begin)] = p;
       direction[static_cast<size_t>(i - begin)] = step.direction(p, state);
     }
@@ -134,20 +135,20 @@ double bounded_ratio(const Lamb& o, double weights, double update) {
   return std::clamp(weights / update, o.min_coeff, o.max_coeff);
 }
 
-void exact(const Lamb& optimizer, Moment moment, const ExactRange& range) {
+void exact(const Lamb& optimizer, Moment moment, const ExactOperands& operands) {
   const LambStep<double> first(optimizer, moment);
   double weights = 0;
   double update = 0;
-  for (int64_t i = 0; i < range.numel; ++i) {
-    std::array<double, kMostStates> state{range.state[0][i], range.state[1][i]};
-    first.average(range.gradient[i], state);
-    range.state[0][i] = state[0];
-    range.state[1][i] = state[1];
-    weights += range.weights[i] * range.weights[i];
-    update += std::pow(first.direction(range.weights[i], state), 2);
+  for (int64_t i = 0; i < operands.numel; ++i) {
+    std::array<double, kMostStates> state{operands.state[0][i], operands.state[1][i]};
+    first.average(operands.gradient[i], state);
+    operands.state[0][i] = state[0];
+    operands.state[1][i] = state[1];
+    weights += operands.weights[i] * operands.weights[i];
+    update += std::pow(first.direction(operands.weights[i], state), 2);
   }
   moment.ratio = bounded_ratio(optimizer, std::sqrt(weights), std::sqrt(update));
-  exact_update<LambStep>(optimizer, moment, range);
+  exact_update<LambStep>(optimizer, moment, operands);
 }
 
 }  // namespace
@@ -174,15 +175,16 @@ const optim::Algorithm<Lamb>& Lamb::algorithm() {
               optim::refuse("min_coeff", o.min_coeff, "at most max_coeff");
           },
       .reach = optim::Reach::parameter,
-      .first_pass =
+      .first_sweep =
           [](const Lamb& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Range& range, optim::Findings& findings, int64_t begin, int64_t end) {
+             const optim::Operands& operands, optim::Findings& findings, int64_t begin,
+             int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(lamb_first)
-            (optim::LambStep<float>(optimizer, moment), gradient_scale, range, findings, begin,
+            (optim::LambStep<float>(optimizer, moment), gradient_scale, operands, findings, begin,
              end);
           },
-      .first_pass_reference = &optim::first_reference,
+      .first_sweep_reference = &optim::first_reference,
       .ratio =
           [](const Lamb& optimizer, const optim::ParameterNorms& norms, int64_t /*numel*/) {
             return optim::bounded_ratio(optimizer, std::sqrt(norms.weights.value()),
@@ -190,10 +192,10 @@ const optim::Algorithm<Lamb>& Lamb::algorithm() {
           },
       .update =
           [](const Lamb& optimizer, optim::Moment moment, float /*gradient_scale*/,
-             const optim::Range& range, int64_t begin, int64_t end) {
+             const optim::Operands& operands, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(lamb_second)
-            (optim::LambStep<float>(optimizer, moment), range, begin, end);
+            (optim::LambStep<float>(optimizer, moment), operands, begin, end);
           },
       .update_reference = &optim::plain_update<optim::LambStep, Lamb>,
       .update_exact = &optim::exact};

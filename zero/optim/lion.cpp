@@ -26,9 +26,9 @@ struct LionRule {
   }
 };
 
-void update_lion(const LionStep<float>& step, float gradient_scale, const Range& range,
+void update_lion(const LionStep<float>& step, float gradient_scale, const Operands& operands,
                  int64_t begin, int64_t end) {
-  update_elements<LionRule, 1>(step, gradient_scale, range, begin, end);
+  update_elements<LionRule, 1>(step, gradient_scale, operands, begin, end);
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
@@ -51,10 +51,10 @@ const optim::Algorithm<Lion>& Lion::algorithm() {
       .state_names = [](const Lion&) { return std::vector<std::string_view>{"exp_avg"}; },
       .update =
           [](const Lion& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Range& range, int64_t begin, int64_t end) {
+             const optim::Operands& operands, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(update_lion)
-            (optim::LionStep<float>(optimizer, moment), gradient_scale, range, begin, end);
+            (optim::LionStep<float>(optimizer, moment), gradient_scale, operands, begin, end);
           },
       .update_reference = &optim::plain_update<optim::LionStep, Lion>,
       .update_exact = &optim::exact_update<optim::LionStep, Lion>};

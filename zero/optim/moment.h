@@ -9,7 +9,7 @@ namespace zero::optim {
 struct Moment {
   int64_t step = 1;  ///< 1 for the first
   double lr = 0;
-  double ratio = 1;  ///< result of the first pass, if there is one
+  double ratio = 1;  ///< result of the first sweep, if there is one
 };
 
 }  // namespace zero::optim

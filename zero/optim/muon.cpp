@@ -1,7 +1,6 @@
 // Muon (K. Jordan, Y. Jin, V. Boza, J. You, F. Cesista, L. Newhouse, J. Bernstein, 2024,
-// kellerjordan.github.io/posts/muon). It takes two passes: Note [Two passes] in passes.h.
+// kellerjordan.github.io/posts/muon). It takes two sweeps: Note [Two sweeps] in sweeps.h.
 // newton_schulz.cpp does the work between them.
-#include <cmath>
 
 #include "zero/optim/algorithm.h"
 
@@ -16,7 +15,7 @@
 #define ZERO_OPTIM_MUON_STEP_
 namespace zero::optim {
 
-/// Makes the first pass. The weights are here the array that takes the direction.
+/// Makes the first sweep. The weights are here the array that takes the direction.
 template <class Number>
 struct MuonDirection {
   Number momentum, one_minus_momentum;
@@ -34,7 +33,7 @@ struct MuonDirection {
   }
 };
 
-/// Makes the second pass. The gradient is here the orthogonal direction.
+/// Makes the second sweep. The gradient is here the orthogonal direction.
 template <class Number>
 struct MuonStep {
   Number decay;  ///< factor of the weights, 1 - lr * weight_decay
@@ -75,13 +74,14 @@ struct MuonRule {
   }
 };
 
-void muon_first(const MuonDirection<float>& step, float gradient_scale, const Range& range,
+void muon_first(const MuonDirection<float>& step, float gradient_scale, const Operands& operands,
                 int64_t begin, int64_t end) {
-  update_elements<MuonDirectionRule, 1>(step, gradient_scale, range, begin, end);
+  update_elements<MuonDirectionRule, 1>(step, gradient_scale, operands, begin, end);
 }
 
-void muon_second(const MuonStep<float>& step, const Range& range, int64_t begin, int64_t end) {
-  update_elements<MuonRule, 0>(step, 1.0F, range, begin, end);
+void muon_second(const MuonStep<float>& step, const Operands& operands, int64_t begin,
+                 int64_t end) {
+  update_elements<MuonRule, 0>(step, 1.0F, operands, begin, end);
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
@@ -99,9 +99,9 @@ HWY_EXPORT(muon_second);
 
 namespace {
 
-/// Returns the range with the array of directions in the place of the weights.
-Range to_direction(const Range& range, float* direction) {
-  auto to = range;
+/// Returns the operands with the array of directions in the place of the weights.
+Operands to_direction(const Operands& operands, float* direction) {
+  auto to = operands;
   to.master = direction;
   to.lower = nullptr;
   to.parameter = nullptr;
@@ -133,26 +133,28 @@ const optim::Algorithm<Muon>& Muon::algorithm() {
                  {"eps", &Muon::eps, 0}},
       .state_names = [](const Muon&) { return std::vector<std::string_view>{"momentum_buffer"}; },
       .reach = optim::Reach::matrix,
-      .first_pass =
+      .first_sweep =
           [](const Muon& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Range& range, optim::Findings& findings, int64_t begin, int64_t end) {
+             const optim::Operands& operands, optim::Findings& findings, int64_t begin,
+             int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(muon_first)
             (optim::MuonDirection<float>(optimizer, moment), gradient_scale,
-             optim::to_direction(range, findings.direction), begin, end);
+             optim::to_direction(operands, findings.direction), begin, end);
           },
-      .first_pass_reference =
+      .first_sweep_reference =
           [](const Muon& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Range& range, optim::Findings& findings) {
+             const optim::Operands& operands, optim::Findings& findings) {
             optim::plain_update<optim::MuonDirection>(
-                optimizer, moment, gradient_scale, optim::to_direction(range, findings.direction));
+                optimizer, moment, gradient_scale,
+                optim::to_direction(operands, findings.direction));
           },
       .update =
           [](const Muon& optimizer, optim::Moment moment, float /*gradient_scale*/,
-             const optim::Range& range, int64_t begin, int64_t end) {
+             const optim::Operands& operands, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(muon_second)
-            (optim::MuonStep<float>(optimizer, moment), range, begin, end);
+            (optim::MuonStep<float>(optimizer, moment), operands, begin, end);
           },
       .update_reference = &optim::plain_update<optim::MuonStep, Muon>,
       .update_exact = &optim::exact_update<optim::MuonStep, Muon>};

@@ -21,10 +21,10 @@
 
 namespace zero::optim {
 
-/// A range whose weights, or states, or both are narrower than fp32.
-struct NarrowRange {
+/// Operands of an update whose weights, or states, or both are narrower than fp32.
+struct NarrowOperands {
   /// One segment on this rank. It has no `state`, and it has no weights if `weights` is set.
-  Range wide{};
+  Operands wide{};
   uint16_t* weights = nullptr;  ///< bf16 weights that are their own master weights, or null
   /// The states in the order of state_names(), in `state_format`; else null.
   std::array<void*, kMostStates> state{};
@@ -36,12 +36,12 @@ struct NarrowRange {
   int64_t first = 0;
 };
 
-/// Does the same as update() of a Range.
+/// Does the same as update() of Operands.
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-            const NarrowRange& range);
+            const NarrowOperands& operands);
 /// Does the same in plain loops. Tests compare `update` with it in bits.
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-                      const NarrowRange& range);
+                      const NarrowOperands& operands);
 
 /// Returns the key of update number `step` of a unit.
 uint64_t rounding_key(int64_t unit, int64_t step);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 

@@ -1,4 +1,4 @@
-// The first pass of an optimizer whose step depends on norms of its whole parameter, over a Range
+// The first sweep of an optimizer whose step depends on norms of its whole parameter, over Operands
 // of any dtypes. The files of optimizers include this file once for each instruction set.
 
 // Highway's per-target include guard.
@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "zero/optim/elementwise-inl.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
@@ -36,17 +36,17 @@ HWY_INLINE double sum_of_squares(const float* HWY_RESTRICT values) {
 }
 
 template <class Rule, int kUsed, class Gradient, class Weights, class Numbers>
-void first_range(const Numbers& given, float gradient_scale, const Range& range, Findings& findings,
-                 int64_t begin, int64_t end) {
+void first_operands(const Numbers& given, float gradient_scale, const Operands& operands,
+                    Findings& findings, int64_t begin, int64_t end) {
   const Fp32Tag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto numbers = given;
-  const Scale scale{gradient_scale, range.gradient_limit};
-  const auto* master = master_of<Weights>(range);
-  const auto* gradient = static_cast<const typename Gradient::Stored*>(range.gradient);
-  const auto* parameter = static_cast<const typename Weights::Parameter*>(range.parameter);
-  float* const first = range.state[0];
-  float* const second = range.state[1];
+  const Scale scale{gradient_scale, operands.gradient_limit};
+  const auto* master = master_of<Weights>(operands);
+  const auto* gradient = static_cast<const typename Gradient::Stored*>(operands.gradient);
+  const auto* parameter = static_cast<const typename Weights::Parameter*>(operands.parameter);
+  float* const first = operands.state[0];
+  float* const second = operands.state[1];
   const auto state_at = [&](int index, int64_t i) {
     return index < kUsed ? (index == 0 ? first : second) + i : nullptr;
   };
@@ -103,16 +103,16 @@ void first_range(const Numbers& given, float gradient_scale, const Range& range,
   }
 }
 
-/// Makes the first pass over elements [begin, end) with the first kUsed states. `Rule::apply(d,
+/// Makes the first sweep over elements [begin, end) with the first kUsed states. `Rule::apply(d,
 /// numbers, p, g, first, second)` changes the states and returns the direction. With
 /// `Rule::kNormOfUpdate` the norm of the direction is taken. The direction is kept if `findings`
 /// has a place for it.
 template <class Rule, int kUsed, class Numbers>
-void first_elements(const Numbers& numbers, float gradient_scale, const Range& range,
+void first_elements(const Numbers& numbers, float gradient_scale, const Operands& operands,
                     Findings& findings, int64_t begin, int64_t end) {
-  with_types<true>(range, begin, [&](auto gradient, auto weights) {
-    first_range<Rule, kUsed, decltype(gradient), decltype(weights)>(numbers, gradient_scale, range,
-                                                                    findings, begin, end);
+  with_types<true>(operands, begin, [&](auto gradient, auto weights) {
+    first_operands<Rule, kUsed, decltype(gradient), decltype(weights)>(
+        numbers, gradient_scale, operands, findings, begin, end);
   });
 }
 

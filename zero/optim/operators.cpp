@@ -7,15 +7,13 @@
 #include <fmt/format.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "zero/base/error.h"
 #include "zero/device/memory.h"
 #include "zero/optim/algorithm.h"
-#include "zero/optim/passes.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 
@@ -24,8 +22,8 @@ namespace {
 void update_on_cpu(const c10::intrusive_ptr<UpdateCall>& call, const at::Tensor& gradient,
                    const at::Tensor& master, const std::optional<at::Tensor>& parameter,
                    at::TensorList states) {
-  const auto range = range_of(*call, gradient, master, parameter, states);
-  update(call->optimizer, call->step, call->lr, call->gradient_scale, range);
+  const auto operands = operands_of(*call, gradient, master, parameter, states);
+  update(call->optimizer, call->step, call->lr, call->gradient_scale, operands);
 }
 
 void squared_norm_on_cpu(const at::Tensor& values, const at::Tensor& sums) {
@@ -55,8 +53,8 @@ TORCH_LIBRARY_IMPL(zero, CPU, library) {
   library.impl("squared_norm_", &squared_norm_on_cpu);
 }
 
-Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
-               const std::optional<at::Tensor>& parameter, at::TensorList states) {
+Operands operands_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
+                     const std::optional<at::Tensor>& parameter, at::TensorList states) {
   const auto check = [&](const at::Tensor& array, const char* what) {
     TORCH_CHECK(array.numel() == gradient.numel() && array.device() == gradient.device() &&
                     array.is_contiguous(),
@@ -69,25 +67,25 @@ Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Ten
   check(gradient, "the gradient");
   check_dtype(gradient.scalar_type(), "gradient");
   check(master, "the master weights' array");
-  Range range{.numel = gradient.numel(),
-              .device = gradient.device(),
-              .master = master.mutable_data_ptr<float>(),
-              .gradient = gradient.const_data_ptr(),
-              .gradient_dtype = gradient.scalar_type(),
-              .gradient_limit = call.gradient_limit};
+  Operands operands{.numel = gradient.numel(),
+                    .device = gradient.device(),
+                    .master = master.mutable_data_ptr<float>(),
+                    .gradient = gradient.const_data_ptr(),
+                    .gradient_dtype = gradient.scalar_type(),
+                    .gradient_limit = call.gradient_limit};
   for (size_t i = 0; i < states.size(); ++i) {
     check(states[i], "a state");
-    range.state[i] = states[i].mutable_data_ptr<float>();
+    operands.state[i] = states[i].mutable_data_ptr<float>();
   }
   if (parameter) {
     check(*parameter, "the parameter");
     TORCH_CHECK(parameter->scalar_type() == at::kBFloat16 || parameter->scalar_type() == at::kHalf,
                 "zero::update_: the parameter is the low-precision copy, in bf16 or fp16, and not ",
                 parameter->scalar_type());
-    range.parameter = parameter->mutable_data_ptr();
-    range.parameter_dtype = parameter->scalar_type();
+    operands.parameter = parameter->mutable_data_ptr();
+    operands.parameter_dtype = parameter->scalar_type();
   }
-  return range;
+  return operands;
 }
 
 bool has_kernels(c10::DeviceType type) {
@@ -97,35 +95,36 @@ bool has_kernels(c10::DeviceType type) {
 }
 
 void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-                    const Range& range) {
-  if (range.master == nullptr || reach(optimizer) != Reach::element) {
+                    const Operands& operands) {
+  if (operands.master == nullptr || reach(optimizer) != Reach::element) {
     throw ConfigError(
         fmt::format("{} cannot be updated on {}: only element-wise optimizers of fp32 "
                     "master weights can.",
-                    name(optimizer), range.device.str()));
+                    name(optimizer), operands.device.str()));
   }
-  if (range.numel == 0) return;
+  if (operands.numel == 0) return;
   static const auto op =
       operator_of<void(const c10::intrusive_ptr<UpdateCall>&, const at::Tensor&, const at::Tensor&,
                        const std::optional<at::Tensor>&, at::TensorList)>("zero::update_");
   const auto tensor = [&](const void* data, at::ScalarType dtype) {
-    return tensor_at(const_cast<void*>(data), range.numel, dtype, range.device);
+    return tensor_at(const_cast<void*>(data), operands.numel, dtype, operands.device);
   };
   auto call = c10::make_intrusive<UpdateCall>();
   call->optimizer = optimizer;
   call->step = step;
   call->lr = lr;
   call->gradient_scale = gradient_scale;
-  call->gradient_limit = range.gradient_limit;
+  call->gradient_limit = operands.gradient_limit;
   std::optional<at::Tensor> parameter;
-  if (range.parameter != nullptr) parameter = tensor(range.parameter, range.parameter_dtype);
+  if (operands.parameter != nullptr)
+    parameter = tensor(operands.parameter, operands.parameter_dtype);
   std::vector<at::Tensor> states;
-  for (auto* state : range.state) {
+  for (auto* state : operands.state) {
     if (state != nullptr) states.push_back(tensor(state, at::kFloat));
   }
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  op.call(call, tensor(range.gradient, range.gradient_dtype), tensor(range.master, at::kFloat),
-          parameter, states);
+  op.call(call, tensor(operands.gradient, operands.gradient_dtype),
+          tensor(operands.master, at::kFloat), parameter, states);
 }
 
 void squared_norm(const at::Tensor& values, const at::Tensor& sums) {

@@ -28,20 +28,20 @@ struct UpdateCall final : torch::CustomClassHolder {
   float gradient_limit = 0;
 };
 
-/// Returns the arguments of a kernel of `zero::update_` as a Range. Throws c10::Error if the
+/// Returns the arguments of a kernel of `zero::update_` as Operands. Throws c10::Error if the
 /// tensors do not go together: they must be contiguous, have one length and one device, and have
-/// the dtypes of a Range; and there must be as many states as the optimizer has.
-Range range_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
-               const std::optional<at::Tensor>& parameter, at::TensorList states);
+/// the dtypes of Operands; and there must be as many states as the optimizer has.
+Operands operands_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
+                     const std::optional<at::Tensor>& parameter, at::TensorList states);
 
 /// Returns whether devices of this type have kernels for the operators above.
 bool has_kernels(c10::DeviceType type);
 
-/// Does the same as `update` for a range of a device, asynchronously. Throws a ConfigError if
+/// Does the same as `update` for operands on a device, asynchronously. Throws a ConfigError if
 /// master weights are split or the optimizer is not element-wise, and c10::Error if the device has
 /// no kernel.
 void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-                    const Range& range);
+                    const Operands& operands);
 
 /// Writes the squared norm of `values` (1-D, on any device) to `sums`, two fp64 numbers on the same
 /// device: the sum, and 0 if it is finite or 1 if it is not. Asynchronous on a device.

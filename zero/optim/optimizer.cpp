@@ -27,36 +27,38 @@ constexpr int64_t kBlock = 1024;
 /// Fewer blocks than this are not worth another thread.
 constexpr int64_t kGrain = 32;
 
-/// Calls pass(begin, end) on LibTorch's intra-op threads, for ranges that cover [0, numel).
-template <class Pass>
-void in_parallel(int64_t numel, const Pass& pass) {
+/// Calls sweep(begin, end) on LibTorch's intra-op threads, for ranges that cover [0, numel).
+template <class Sweep>
+void in_parallel(int64_t numel, const Sweep& sweep) {
   parallel_for(0, at::ceil_div(numel, kBlock), kGrain, [&](int64_t first, int64_t last) {
-    pass(first * kBlock, std::min(last * kBlock, numel));
+    sweep(first * kBlock, std::min(last * kBlock, numel));
   });
 }
 
-void check_range(const Optimizer& optimizer, const Range& range, bool gradients = true) {
-  check_dtype(range.gradient_dtype, "gradient");
-  if (range.parameter && range.parameter_dtype != c10::ScalarType::BFloat16 &&
-      range.parameter_dtype != c10::ScalarType::Half) {
+void check_range(const Optimizer& optimizer, const Operands& operands, bool gradients = true) {
+  check_dtype(operands.gradient_dtype, "gradient");
+  if (operands.parameter && operands.parameter_dtype != c10::ScalarType::BFloat16 &&
+      operands.parameter_dtype != c10::ScalarType::Half) {
     throw ConfigError(fmt::format(
         "the low-precision copy of a parameter has dtype {}, but it may be BFloat16 or Half",
-        c10::toString(range.parameter_dtype)));
+        c10::toString(operands.parameter_dtype)));
   }
-  if (range.lower && range.parameter_dtype != c10::ScalarType::BFloat16) {
+  if (operands.lower && operands.parameter_dtype != c10::ScalarType::BFloat16) {
     throw ConfigError(fmt::format(
         "the upper halves of split master weights have dtype {}, but they must be BFloat16",
-        c10::toString(range.parameter_dtype)));
+        c10::toString(operands.parameter_dtype)));
   }
-  if (range.numel == 0) return;
-  ensure(range.gradient_limit > 0, "gradients are cut off beyond a limit above 0");
-  ensure(range.numel > 0 && (range.gradient != nullptr || !gradients),
-         "a range has elements and a gradient");
-  ensure((range.master != nullptr) != (range.lower != nullptr && range.parameter != nullptr),
-         "a range has master weights, whole or in two halves");
+  if (operands.numel == 0) return;
+  ensure(operands.gradient_limit > 0, "gradients are cut off beyond a limit above 0");
+  ensure(operands.numel > 0 && (operands.gradient != nullptr || !gradients),
+         "operands have elements and a gradient");
+  ensure(
+      (operands.master != nullptr) != (operands.lower != nullptr && operands.parameter != nullptr),
+      "operands have master weights, whole or in two halves");
   const auto states = state_names(optimizer).size();
   for (size_t i = 0; i < kMostStates; ++i) {
-    ensure((range.state[i] != nullptr) == (i < states), "a range has its optimizer's states");
+    ensure((operands.state[i] != nullptr) == (i < states),
+           "operands have their optimizer's states");
   }
 }
 
@@ -155,64 +157,65 @@ void check(const Optimizer& optimizer) {
 
 namespace {
 
-void run(const Optimizer& optimizer, Moment moment, double gradient_scale, const Range& range) {
+void run(const Optimizer& optimizer, Moment moment, double gradient_scale,
+         const Operands& operands) {
   std::visit(
       [&](const auto& o) {
         const auto kernel = algorithm_of(o).update;
-        in_parallel(range.numel, [&](int64_t begin, int64_t end) {
-          kernel(o, moment, static_cast<float>(gradient_scale), range, begin, end);
+        in_parallel(operands.numel, [&](int64_t begin, int64_t end) {
+          kernel(o, moment, static_cast<float>(gradient_scale), operands, begin, end);
         });
       },
       optimizer);
 }
 
-// Makes both passes over a whole parameter of Reach::parameter.
+// Makes both sweeps over a whole parameter of Reach::parameter.
 template <class First, class Second>
-void two_passes(const Optimizer& optimizer, Moment moment, Range range, const First& first,
+void two_sweeps(const Optimizer& optimizer, Moment moment, Operands operands, const First& first,
                 const Second& second) {
   std::vector<float> direction;
   Findings findings;
   if (keeps_direction(optimizer)) {
-    direction.resize(static_cast<size_t>(range.numel));
+    direction.resize(static_cast<size_t>(operands.numel));
     findings.direction = direction.data();
   }
-  first(range, findings);
-  moment.ratio = ratio(optimizer, findings.norms, range.numel);
+  first(operands, findings);
+  moment.ratio = ratio(optimizer, findings.norms, operands.numel);
   if (keeps_direction(optimizer)) {
-    range.gradient = direction.data();
-    range.gradient_dtype = c10::ScalarType::Float;
-    range.gradient_limit = std::numeric_limits<float>::infinity();
+    operands.gradient = direction.data();
+    operands.gradient_dtype = c10::ScalarType::Float;
+    operands.gradient_limit = std::numeric_limits<float>::infinity();
   }
-  second(moment, range);
+  second(moment, operands);
 }
 
 }  // namespace
 
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-            const Range& range) {
-  check_range(optimizer, range);
-  if (is_asynchronous(range.device)) {
-    enqueue_update(optimizer, step, lr, gradient_scale, range);
+            const Operands& operands) {
+  check_range(optimizer, operands);
+  if (is_asynchronous(operands.device)) {
+    enqueue_update(optimizer, step, lr, gradient_scale, operands);
     return;
   }
   Moment moment{step, lr};
   ensure(reach(optimizer) == Reach::element || reach(optimizer) == Reach::parameter,
-         "an update of a range is not one of a matrix");
+         "an update of operands is not one of a matrix");
   if (reach(optimizer) == Reach::element) {
-    run(optimizer, moment, gradient_scale, range);
+    run(optimizer, moment, gradient_scale, operands);
     return;
   }
-  two_passes(
-      optimizer, moment, range,
-      [&](const Range& of, Findings& findings) {
-        first_pass(optimizer, step, gradient_scale, of, findings);
+  two_sweeps(
+      optimizer, moment, operands,
+      [&](const Operands& of, Findings& findings) {
+        first_sweep(optimizer, step, gradient_scale, of, findings);
       },
-      [&](Moment then, const Range& of) { run(optimizer, then, 1, of); });
+      [&](Moment then, const Operands& of) { run(optimizer, then, 1, of); });
 }
 
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-                      const Range& range) {
-  const auto pass = [&](Moment moment, double scale, const Range& of) {
+                      const Operands& operands) {
+  const auto sweep = [&](Moment moment, double scale, const Operands& of) {
     std::visit(
         [&](const auto& o) {
           algorithm_of(o).update_reference(o, moment, static_cast<float>(scale), of);
@@ -220,15 +223,15 @@ void update_reference(const Optimizer& optimizer, int64_t step, double lr, doubl
         optimizer);
   };
   if (reach(optimizer) != Reach::parameter) {
-    pass({step, lr}, gradient_scale, range);
+    sweep({step, lr}, gradient_scale, operands);
     return;
   }
-  two_passes(
-      optimizer, {step, lr}, range,
-      [&](const Range& of, Findings& findings) {
-        first_pass_reference(optimizer, step, gradient_scale, of, findings);
+  two_sweeps(
+      optimizer, {step, lr}, operands,
+      [&](const Operands& of, Findings& findings) {
+        first_sweep_reference(optimizer, step, gradient_scale, of, findings);
       },
-      [&](Moment then, const Range& of) { pass(then, 1, of); });
+      [&](Moment then, const Operands& of) { sweep(then, 1, of); });
 }
 
 Reach reach(const Optimizer& optimizer) {
@@ -245,16 +248,16 @@ bool keeps_direction(const Optimizer& optimizer) {
          std::visit([](const auto& o) { return algorithm_of(o).keeps_direction; }, optimizer);
 }
 
-void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale, const Range& range,
-                Findings& findings) {
-  check_range(optimizer, range);
+void first_sweep(const Optimizer& optimizer, int64_t step, double gradient_scale,
+                 const Operands& operands, Findings& findings) {
+  check_range(optimizer, operands);
   std::mutex mutex;
   std::visit(
       [&](const auto& o) {
-        const auto kernel = algorithm_of(o).first_pass;
-        in_parallel(range.numel, [&](int64_t begin, int64_t end) {
+        const auto kernel = algorithm_of(o).first_sweep;
+        in_parallel(operands.numel, [&](int64_t begin, int64_t end) {
           Findings mine{.direction = findings.direction};
-          kernel(o, {step}, static_cast<float>(gradient_scale), range, mine, begin, end);
+          kernel(o, {step}, static_cast<float>(gradient_scale), operands, mine, begin, end);
           const std::lock_guard lock(mutex);
           findings.norms.add(mine.norms);
         });
@@ -262,12 +265,12 @@ void first_pass(const Optimizer& optimizer, int64_t step, double gradient_scale,
       optimizer);
 }
 
-void first_pass_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
-                          const Range& range, Findings& findings) {
+void first_sweep_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
+                           const Operands& operands, Findings& findings) {
   std::visit(
       [&](const auto& o) {
-        algorithm_of(o).first_pass_reference(o, {step}, static_cast<float>(gradient_scale), range,
-                                             findings);
+        algorithm_of(o).first_sweep_reference(o, {step}, static_cast<float>(gradient_scale),
+                                              operands, findings);
       },
       optimizer);
 }
@@ -277,23 +280,28 @@ double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t nu
                     optimizer);
 }
 
-void second_pass(const Optimizer& optimizer, int64_t step, double lr, double ratio,
-                 const Range& range) {
-  check_range(optimizer, range, keeps_direction(optimizer));
-  run(optimizer, {step, lr, ratio}, 1, range);
+void second_sweep(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                  const Operands& operands) {
+  check_range(optimizer, operands, keeps_direction(optimizer));
+  run(optimizer, {step, lr, ratio}, 1, operands);
 }
 
-void second_pass_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
-                           const Range& range) {
+void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                            const Operands& operands) {
   std::visit(
       [&](const auto& o) {
-        algorithm_of(o).update_reference(o, {step, lr, ratio}, 1, range);
+        algorithm_of(o).update_reference(o, {step, lr, ratio}, 1, operands);
       },
       optimizer);
 }
 
-void update_exact(const Optimizer& optimizer, int64_t step, double lr, const ExactRange& range) {
-  std::visit([&](const auto& o) { algorithm_of(o).update_exact(o, {step, lr}, range); }, optimizer);
+void update_exact(const Optimizer& optimizer, int64_t step, double lr,
+                  const ExactOperands& operands) {
+  std::visit(
+      [&](const auto& o) {
+        algorithm_of(o).update_exact(o, {step, lr}, operands);
+      },
+      optimizer);
 }
 
 void split(const float* values, uint16_t* upper, uint16_t* lower, int64_t numel) {

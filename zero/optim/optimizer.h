@@ -1,10 +1,10 @@
-// The optimizers of libzero: fused passes over flat shards.
+// The optimizers of libzero: fused sweeps over flat shards.
 //
-// A pass reads the gradient, multiplies it by `gradient_scale` (1/N, 1/k, loss scale and clip
+// A sweep reads the gradient, multiplies it by `gradient_scale` (1/N, 1/k, loss scale and clip
 // factor in one number), updates the master weights and the moments in fp32, and writes the
 // parameter's bf16 or fp16 copy if there is one. An element's new value depends on that element's
 // values alone, and not on the slice, the vector tail or the threads. (With LAMB, Muon and
-// Adafactor it also depends on the other elements of its parameter: see passes.h.)
+// Adafactor it also depends on the other elements of its parameter: see sweeps.h.)
 //
 // A new element-wise optimizer is one file, such as lion.cpp. The file has its kernel, the names of
 // its states and the limits of its numbers (algorithm.h). Its formula is in a header beside it
@@ -167,9 +167,10 @@ double lr(const Optimizer& optimizer);
 /// Returns the same optimizer without weight decay.
 Optimizer without_decay(Optimizer optimizer);
 
-/// A contiguous range of one segment on this rank. All pointers point to `numel` elements, and no
+/// The arrays of an update for a contiguous part of one parameter: all pointers point to
+/// `numel` elements, and no
 /// two arrays overlap.
-struct Range {
+struct Operands {
   int64_t numel = 0;
   /// All arrays lie here. On a device an update is enqueued on this thread's current stream
   /// (operators.h), and master weights may not be split.
@@ -196,28 +197,29 @@ void check(const Optimizer& optimizer);
 /// there are fewer than two.
 Optimizer suited(Optimizer optimizer, int64_t dimensions);
 
-/// Applies update number `step` (1 for the first) to `range`. `lr` replaces the optimizer's own
+/// Applies update number `step` (1 for the first) to `operands`. `lr` replaces the optimizer's own
 /// rate, so that schedules apply. Uses LibTorch's intra-op threads. Vectorised with run-time
-/// dispatch. Throws a ConfigError for a dtype that a Range may not have. For Lamb, and for
-/// Adafactor that is not factored, `range` must be a whole parameter. Updates of matrices (Muon,
-/// factored Adafactor) do not take a range: see passes.h.
+/// dispatch. Throws a ConfigError for a dtype that Operands may not have. For Lamb, and for
+/// Adafactor that is not factored, `operands` must be those of a whole parameter. Updates of
+/// matrices (Muon, factored Adafactor) do not take operands: see sweeps.h.
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-            const Range& range);
+            const Operands& operands);
 
 /// Does the same as `update` in plain loops, one element at a time. Tests compare `update` with it
 /// in bits.
 void update_reference(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
-                      const Range& range);
+                      const Operands& operands);
 
-/// Elements in double, as a Range has them in fp32. `gradient` is already scaled.
-struct ExactRange {
+/// Elements in double, as Operands have them in fp32. `gradient` is already scaled.
+struct ExactOperands {
   int64_t numel = 0;
   double* weights = nullptr;
   std::array<double*, kMostStates> state{};
   const double* gradient = nullptr;
 };
 /// Computes the same formulas in double. Tests compare other implementations with it.
-void update_exact(const Optimizer& optimizer, int64_t step, double lr, const ExactRange& range);
+void update_exact(const Optimizer& optimizer, int64_t step, double lr,
+                  const ExactOperands& operands);
 
 /// Split `numel` fp32 values into halves (`lower` may be null), and join them again: Note [Split
 /// master weights]. Both use LibTorch's intra-op threads.

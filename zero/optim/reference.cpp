@@ -24,31 +24,31 @@ float element(const void* values, c10::ScalarType dtype, int64_t i) {
 
 }  // namespace
 
-float weight_at(const Range& range, int64_t i) {
-  if (!range.lower) return range.master[i];
-  return join({static_cast<const uint16_t*>(range.parameter)[i], range.lower[i]});
+float weight_at(const Operands& operands, int64_t i) {
+  if (!operands.lower) return operands.master[i];
+  return join({static_cast<const uint16_t*>(operands.parameter)[i], operands.lower[i]});
 }
 
-float gradient_at(const Range& range, int64_t i, float scale) {
-  if (!range.gradient) return 0;
-  const float scaled = element(range.gradient, range.gradient_dtype, i) * scale;
-  if (scaled > range.gradient_limit) return range.gradient_limit;
-  return scaled < -range.gradient_limit ? -range.gradient_limit : scaled;
+float gradient_at(const Operands& operands, int64_t i, float scale) {
+  if (!operands.gradient) return 0;
+  const float scaled = element(operands.gradient, operands.gradient_dtype, i) * scale;
+  if (scaled > operands.gradient_limit) return operands.gradient_limit;
+  return scaled < -operands.gradient_limit ? -operands.gradient_limit : scaled;
 }
 
-void set_weight_at(const Range& range, int64_t i, float value) {
-  if (range.lower) {
+void set_weight_at(const Operands& operands, int64_t i, float value) {
+  if (operands.lower) {
     const auto halves = split(value);
-    static_cast<uint16_t*>(range.parameter)[i] = halves.upper;
-    range.lower[i] = halves.lower;
+    static_cast<uint16_t*>(operands.parameter)[i] = halves.upper;
+    operands.lower[i] = halves.lower;
     return;
   }
-  range.master[i] = value;
-  if (!range.parameter) return;
-  if (range.parameter_dtype == c10::ScalarType::BFloat16) {
-    static_cast<c10::BFloat16*>(range.parameter)[i] = value;
+  operands.master[i] = value;
+  if (!operands.parameter) return;
+  if (operands.parameter_dtype == c10::ScalarType::BFloat16) {
+    static_cast<c10::BFloat16*>(operands.parameter)[i] = value;
   } else {
-    static_cast<c10::Half*>(range.parameter)[i] = value;
+    static_cast<c10::Half*>(operands.parameter)[i] = value;
   }
 }
 

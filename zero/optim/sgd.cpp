@@ -27,12 +27,12 @@ struct SgdRule {
   }
 };
 
-void update_sgd(const SgdStep<float>& step, float gradient_scale, const Range& range, int64_t begin,
-                int64_t end) {
+void update_sgd(const SgdStep<float>& step, float gradient_scale, const Operands& operands,
+                int64_t begin, int64_t end) {
   if (step.keeps) {
-    update_elements<SgdRule, 1>(step, gradient_scale, range, begin, end);
+    update_elements<SgdRule, 1>(step, gradient_scale, operands, begin, end);
   } else {
-    update_elements<SgdRule, 0>(step, gradient_scale, range, begin, end);
+    update_elements<SgdRule, 0>(step, gradient_scale, operands, begin, end);
   }
 }
 
@@ -66,10 +66,10 @@ const optim::Algorithm<Sgd>& Sgd::algorithm() {
           },
       .update =
           [](const Sgd& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Range& range, int64_t begin, int64_t end) {
+             const optim::Operands& operands, int64_t begin, int64_t end) {
             using namespace optim::kernels;
             HWY_DYNAMIC_DISPATCH(update_sgd)
-            (optim::SgdStep<float>(optimizer, moment), gradient_scale, range, begin, end);
+            (optim::SgdStep<float>(optimizer, moment), gradient_scale, operands, begin, end);
           },
       .update_reference = &optim::plain_update<optim::SgdStep, Sgd>,
       .update_exact = &optim::exact_update<optim::SgdStep, Sgd>};

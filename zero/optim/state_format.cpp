@@ -27,12 +27,12 @@ int64_t exponent_at(int64_t i) {
   return i / kCodedBlock * kCodedBytes + i % kCodedBlock / kCodedGroup;
 }
 
-// Calls pass(begin, end) on LibTorch's intra-op threads, for whole blocks.
-template <class Pass>
-void over_blocks(int64_t numel, const Pass& pass) {
+// Calls sweep(begin, end) on LibTorch's intra-op threads, for whole blocks.
+template <class Sweep>
+void over_blocks(int64_t numel, const Sweep& sweep) {
   parallel_for(0, at::ceil_div(numel, kCodedBlock), kBlocksAThread,
                [&](int64_t first, int64_t last) {
-                 pass(first * kCodedBlock, std::min(last * kCodedBlock, numel));
+                 sweep(first * kCodedBlock, std::min(last * kCodedBlock, numel));
                });
 }
 

@@ -1,6 +1,5 @@
 #include "zero/optim/state_format_kernel.h"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// A page: the link between a parameter's storage and the unit whose bytes it shows.
+// A page ties a parameter's storage to the unit whose bytes it shows.
 //
 // Note [Paging]
 // A parameter keeps its tensor, its sizes and its autograd identity for ever; only the bytes behind

@@ -16,10 +16,10 @@ Range intersect(Range a, Range b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes, int replicas)
-    : parameters_(std::move(parameters)), places_(parameters_.size()), world_size_(world_size) {
-  if (world_size < 1) {
-    throw ConfigError(fmt::format("The world size is {}; it must be at least 1.", world_size));
+Layout::Layout(std::vector<Parameter> parameters, int shards, int64_t unit_bytes, int replicas)
+    : parameters_(std::move(parameters)), places_(parameters_.size()), shards_(shards) {
+  if (shards < 1) {
+    throw ConfigError(fmt::format("The world size is {}; it must be at least 1.", shards));
   }
   if (unit_bytes < 1) {
     throw ConfigError(fmt::format("The unit size is {} bytes; it must be at least 1.", unit_bytes));
@@ -42,8 +42,7 @@ Layout::Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_b
     unit.content += parameter.numel;
     unit.numel += footprint;
   }
-  for (auto& unit : units_)
-    unit.numel = at::round_up(unit.numel, world_size_ * replicas * kAlignment);
+  for (auto& unit : units_) unit.numel = at::round_up(unit.numel, shards_ * replicas * kAlignment);
 }
 
 const Segment& Layout::segment_of(int64_t parameter) const {

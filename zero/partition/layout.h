@@ -8,10 +8,11 @@
 // unit of its kind. Each parameter starts on a multiple of kAlignment elements, at every stage,
 // because a matrix product's rounding can depend on the alignment of its operands. A unit is padded
 // to a multiple of N x replicas x kAlignment elements and cut into N slices of equal length: rank r
-// owns slice r of every unit. Parameter, gradient, master and moment arrays of a unit share this
-// layout, so the same integers serve all-gather, reduce-scatter, the optimizer and the checkpoint.
-// Which parameters share a unit depends on neither N nor the stage; only the tail padding depends
-// on N.
+// owns slice r of every unit. N is the number of shards here: all ranks, or those of a shard group
+// (Note [Hybrid sharding] in engine/placement.h). Parameter, gradient, master and moment arrays of
+// a unit share this layout, so the same integers serve all-gather, reduce-scatter, the optimizer
+// and the checkpoint. Which parameters share a unit depends on neither N nor the stage; only the
+// tail padding depends on N.
 #pragma once
 
 #include <cstdint>
@@ -63,22 +64,23 @@ struct Unit {
 
 class Layout {
  public:
-  /// Lays `parameters` out for `world_size` ranks; each slice can be divided among `replicas`.
-  /// Throws ConfigError if unit_bytes or world_size is not positive.
-  Layout(std::vector<Parameter> parameters, int world_size, int64_t unit_bytes, int replicas = 1);
+  /// Lays `parameters` out for `shards` ranks, which own a slice each; each slice can be divided
+  /// among `replicas`. Throws ConfigError if unit_bytes or `shards` is not positive.
+  Layout(std::vector<Parameter> parameters, int shards, int64_t unit_bytes, int replicas = 1);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Unit>& units() const { return units_; }
   const Unit& unit(int64_t index) const { return units_[static_cast<size_t>(index)]; }
   int64_t unit_count() const { return static_cast<int64_t>(units_.size()); }
-  int world_size() const { return world_size_; }
+  /// Returns the number of slices of each unit (N).
+  int shards() const { return shards_; }
 
   /// Return the unit that holds `parameter`, and its segment there.
   int64_t unit_of(int64_t parameter) const { return places_[static_cast<size_t>(parameter)].unit; }
   const Segment& segment_of(int64_t parameter) const;
 
   /// Returns the elements of a slice of `unit`: numel / N.
-  int64_t slice_numel(int64_t unit) const { return this->unit(unit).numel / world_size_; }
+  int64_t slice_numel(int64_t unit) const { return this->unit(unit).numel / shards_; }
   /// Returns the slice of `unit` that `rank` owns.
   Range slice(int64_t unit, int rank) const;
 
@@ -94,7 +96,7 @@ class Layout {
   std::vector<Parameter> parameters_;
   std::vector<Unit> units_;
   std::vector<Place> places_;
-  int world_size_;
+  int shards_;
 };
 
 }  // namespace zero::partition

@@ -1,17 +1,18 @@
-// The ranks of a job as numbers alone: costs need hosts and blocks, but no group that communicates.
+// The ranks of a job as numbers alone: costs need hosts and shard groups, but nothing that
+// communicates.
 #pragma once
 
 #include <cstdint>
 
-#include "zero/partition/formulas.h"
+#include "zero/partition/link_bytes.h"
 
 namespace zero::partition {
 
 /// The ranks of a job: `hosts` hosts with `ranks_a_host` ranks each, in the order of the hosts.
-/// Each `shards` consecutive ranks are a block, over which states are sharded; blocks are replicas
-/// of each other (Note [Hybrid sharding] in engine/placement.h). If all ranks shard together there
-/// is one block. `shards` divides the number of ranks. It divides the ranks of a host or is a
-/// multiple of them.
+/// Each `shards` consecutive ranks are a shard group, over which states are sharded; shard
+/// groups are replicas of each other (Note [Hybrid sharding] in engine/placement.h). If all ranks
+/// shard together there is one shard group. `shards` divides the number of ranks. It divides the
+/// ranks of a host or is a multiple of them.
 ///
 /// Every function is exact for any number of ranks and communicates with no other rank.
 struct RankGrid {
@@ -24,12 +25,12 @@ struct RankGrid {
 
   /// Returns all ranks.
   Cluster all() const { return {hosts, ranks_a_host}; }
-  /// Returns the ranks of one block.
-  Cluster block() const {
+  /// Returns the ranks of one shard group.
+  Cluster shard_group() const {
     return shards <= ranks_a_host ? Cluster{1, shards}
                                   : Cluster{shards / ranks_a_host, ranks_a_host};
   }
-  /// Returns the ranks that hold the same slices, one in each block.
+  /// Returns the ranks that hold the same slices, one in each shard group.
   Cluster same_slices() const {
     return shards <= ranks_a_host ? Cluster{hosts, ranks_a_host / shards} : Cluster{replicas(), 1};
   }
@@ -38,8 +39,8 @@ struct RankGrid {
   struct Place {
     int64_t host = 0;
     int64_t local = 0;    ///< its number among the ranks of its host
-    int64_t replica = 0;  ///< the block that it is in
-    int64_t shard = 0;    ///< its number among the ranks of its block: the slice that it owns
+    int64_t replica = 0;  ///< the shard group that it is in
+    int64_t shard = 0;    ///< its number among the ranks of its shard group: the slice that it owns
     bool operator==(const Place&) const = default;
   };
   Place place(int64_t rank) const {

@@ -150,13 +150,22 @@ const std::vector<Device>& devices() {
   return all;
 }
 
+namespace {
+
+const Device* find_device(std::string_view name) {
+  const auto& all = devices();
+  const auto found = std::ranges::find_if(all, [&](const Device& device) {
+    return lower(device.name) == lower(name) || lower(device.name) == "rtx" + lower(name);
+  });
+  return found == all.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
 const Device& device_named(std::string_view name) {
+  if (const auto* found = find_device(name)) return *found;
   std::vector<std::string> names;
-  for (const auto& device : devices()) {
-    if (lower(device.name) == lower(name) || lower(device.name) == "rtx" + lower(name))
-      return device;
-    names.push_back(device.name);
-  }
+  for (const auto& device : devices()) names.push_back(device.name);
   throw ConfigError(
       fmt::format("No device is known as '{}'. Known are {}; describe another one in a JSON file "
                   "(--hardware FILE).",
@@ -214,11 +223,22 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
   }
   if (!json.is_object()) fail("it must be an object.");
   Device device;
+  device.name = "a device";
   if (json.contains("device")) {
     if (!json["device"].is_string()) fail("'device' must be a name.");
-    device = device_named(json["device"].get<std::string>());
-  } else {
-    device.name = "a device";
+    // The figures of a device may be given with a name of its own.
+    const bool described =
+        json.contains("flops") && json.contains("memory") && json.contains("bandwidth");
+    device.name = json["device"].get<std::string>();
+    if (const auto* known = find_device(device.name)) {
+      device = *known;
+    } else if (!described) {
+      device = device_named(device.name);
+    }
+  }
+  if (json.contains("cpu")) {
+    if (!json["cpu"].is_boolean()) fail("'cpu' must be true or false.");
+    device.cpu = json["cpu"].get<bool>();
   }
   const auto whole = [&](const char* key, int64_t otherwise) {
     if (!json.contains(key)) return otherwise;
@@ -228,13 +248,14 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
   };
   auto cluster = cluster_of(device, whole("hosts", 1), whole("per_host", device.per_host));
   for (const auto& [key, value] : json.items()) {
-    if (key == "device" || key == "hosts" || key == "per_host" || key == "source") continue;
+    if (key == "device" || key == "hosts" || key == "per_host" || key == "source" || key == "cpu")
+      continue;
     auto list = numbers(cluster);
     const auto found = std::ranges::find_if(list, [&](const Number& n) { return n.key == key; });
     if (found == list.end()) {
       std::vector<std::string> keys;
       for (const auto& each : list) keys.emplace_back(each.key);
-      fail(fmt::format("'{}' is unknown; the keys are device, hosts, per_host, {}.", key,
+      fail(fmt::format("'{}' is unknown; the keys are device, cpu, hosts, per_host, {}.", key,
                        fmt::join(keys, ", ")));
     }
     const double number = value.is_number() ? value.get<double>() : NAN;
@@ -253,6 +274,7 @@ std::string to_json(const Cluster& cluster) {
   Json json = {{"device", cluster.device.name},
                {"hosts", cluster.hosts},
                {"per_host", cluster.per_host},
+               {"cpu", cluster.device.cpu},
                {"source", cluster.device.source}};
   for (const auto& [key, value] : numbers(copy)) {
     if (value > 0) json[key] = value;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "zero/engine/costs.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 #include "zero/engine/reduction_order.h"
 #include "zero/store/disk_tier.h"
 
@@ -182,7 +182,7 @@ class Playback {
         slice *
         static_cast<int64_t>(c10::elementSize(step_.units[static_cast<size_t>(u)].gradient_dtype));
     if (!first_ || below) {
-      output = take(slice * 4);
+      output = take(slice * form.slice_element_bytes());
     } else if (unit.adopted == 0) {
       unit.slice = of_slice;
       add(Category::gradients, of_slice);
@@ -257,10 +257,10 @@ class Playback {
 
 TraceOptions trace_options(const Config& config, bool host) {
   const bool sharded = partition::sharding_of_stage(config.stage).gradients;
-  return {.dtype = config.parameter_dtype(),
+  const auto form = form_of(config, {}, config.parameter_dtype(), true, Tier::device);
+  return {.dtype = form.dtype,
           .host = host,
-          .gradients_apart =
-              !sharded && config.accumulates_fp32() && config.parameter_dtype() != at::kFloat,
+          .gradients_apart = !sharded && form.gradient_dtype != form.dtype,
           .optimizer = config.optimizer.value_or(Optimizer(AdamW{}))};
 }
 

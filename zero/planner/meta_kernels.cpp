@@ -10,7 +10,6 @@
 #include <array>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 namespace zero::plan {
 namespace {
@@ -154,8 +153,9 @@ Tensor pooled_backward(const Tensor& /*dy*/, const Tensor& x) { return like(x); 
 }  // namespace
 
 void add_meta_kernels() {
-  // Kept for the life of the process, as a registration at its start would be.
-  static const bool added = [] {
+  // Kept for the life of the process, as a registration at its start would be. The pointer is a
+  // static one, so that LeakSanitizer sees who keeps it.
+  static const torch::Library* const added = [] {
     auto* library = new torch::Library(torch::Library::IMPL, "aten",  // NOLINT: never freed
                                        c10::DispatchKey::Meta, __FILE__, __LINE__);
     const auto add = [&](const char* name, auto* kernel) {
@@ -181,7 +181,7 @@ void add_meta_kernels() {
     add("_scaled_dot_product_flash_attention_for_cpu_backward", &flash_on_cpu_backward);
     add("_adaptive_avg_pool2d", &pooled);
     add("_adaptive_avg_pool2d_backward", &pooled_backward);
-    return true;
+    return library;
   }();
   (void)added;
 }

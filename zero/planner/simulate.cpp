@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string_view>
 #include <vector>
 
 #include "zero/engine/costs.h"
-#include "zero/engine/plan.h"
+#include "zero/engine/plan_units.h"
 
 namespace zero::plan {
 namespace {
@@ -85,7 +84,7 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
     return collective.seconds(static_cast<double>(message.sent),
                               static_cast<double>(message.leaves), ranks.ranks(), ranks.hosts);
   };
-  const auto block = grid.block();
+  const auto shard_group = grid.shard_group();
   const auto ranks = static_cast<double>(grid.ranks_a_host);
   const auto of = [&](int64_t count, double bandwidth) {
     return bandwidth > 0 ? ns(static_cast<double>(count) / bandwidth) : 0;
@@ -93,14 +92,15 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
   const double pcie = cluster.device.pcie;
   const double disk = cluster.nvme / ranks;
   UnitCosts times = bytes;
-  const int64_t gather = ns(seconds(messages.gather, block));
+  const int64_t gather = ns(seconds(messages.gather, shard_group));
   times.gather = bytes.gather == 0 ? 0
                  : step.kept_on_hosts
-                     ? ns(seconds(messages.gather_in_host, {1, block.ranks_a_host}))
+                     ? ns(seconds(messages.gather_in_host, {1, shard_group.ranks_a_host}))
                      : gather;
   times.publish = bytes.publish == 0 ? 0 : gather;
   const auto& sharded = step.sharded;
-  const double reduce = seconds(messages.reduce.front(), sharded.optimizer ? block : grid.all());
+  const double reduce =
+      seconds(messages.reduce.front(), sharded.optimizer ? shard_group : grid.all());
   const double over_replicas = seconds(messages.reduce_over_replicas.front(), grid.same_slices()) +
                                seconds(messages.gather_over_replicas.front(), grid.same_slices());
   const bool deferred = bytes.reduce_at_end > 0;

@@ -301,8 +301,9 @@ void install() {
     constexpr uint8_t kPriority = 100;
     c10::SetAllocator(c10::DeviceType::Meta, &allocator, kPriority);
     // Kept for the life of the process, as a registration at its start would be.
-    auto* library = new torch::Library(torch::Library::IMPL, "_", kMode,  // NOLINT: never freed
-                                       __FILE__, __LINE__);
+    static auto* const library =
+        new torch::Library(torch::Library::IMPL, "_", kMode,  // NOLINT: never freed
+                           __FILE__, __LINE__);
     library->fallback(torch::CppFunction::makeFromBoxedFunction<&run_traced>());
     add_meta_kernels();
   });
@@ -375,16 +376,6 @@ int64_t Trace::parameters() const {
 double Trace::flops() const {
   double sum = 0;
   for (const auto& op : operators) sum += op.flops;
-  return sum;
-}
-double Trace::forward_flops() const {
-  double sum = 0;
-  for (const auto& op : operators) sum += op.backward ? 0 : op.flops;
-  return sum;
-}
-int64_t Trace::kept_bytes() const {
-  int64_t sum = 0;
-  for (const auto& each : kept) sum += each.bytes;
   return sum;
 }
 

@@ -100,8 +100,6 @@ struct Trace {
 
   int64_t parameters() const;  ///< elements
   double flops() const;        ///< of the step
-  double forward_flops() const;
-  int64_t kept_bytes() const;
   const std::string& name_of(int64_t op) const {
     return names[static_cast<size_t>(operators[static_cast<size_t>(op)].name)];
   }

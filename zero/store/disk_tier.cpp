@@ -359,7 +359,7 @@ void DiskTier::for_each_block(int64_t unit, const std::function<void(const Block
 }
 
 void DiskTier::for_each_part(
-    int64_t unit, int64_t array, partition::Range entries,
+    int64_t unit, int64_t array, partition::Range entries, bool front,
     const std::function<void(partition::Range, const Pages&)>& visit) const {
   const auto element = static_cast<int64_t>(
       c10::elementSize(this->unit(unit).arrays[static_cast<size_t>(array)].dtype));
@@ -374,7 +374,7 @@ void DiskTier::for_each_part(
     const int64_t end = (part.end - start) * element;
     const int64_t first = begin / kAlignment * kAlignment;
     const int64_t last = at::round_up(end, kAlignment);
-    visit(part, {.offset = offset({unit, block}, array) + first,
+    visit(part, {.offset = offset({unit, block}, array, front) + first,
                  .bytes = last - first,
                  .begin = begin - first,
                  .filled = begin == first && (end == last || part.end == all)});
@@ -382,12 +382,20 @@ void DiskTier::for_each_part(
 }
 
 at::Tensor DiskTier::read(int64_t unit, int64_t array, partition::Range entries) {
+  return read_copy(unit, array, entries, true);
+}
+
+at::Tensor DiskTier::read_behind(int64_t unit, int64_t array, partition::Range entries) {
+  return read_copy(unit, array, entries, false);
+}
+
+at::Tensor DiskTier::read_copy(int64_t unit, int64_t array, partition::Range entries, bool front) {
   const FramesLock lock(*this);
   finish_all();
   auto values =
       at::empty({entries.size()}, this->unit(unit).arrays[static_cast<size_t>(array)].dtype);
   auto* memory = static_cast<std::byte*>(buffer(frames_.front()));
-  for_each_part(unit, array, entries, [&](partition::Range part, const Pages& pages) {
+  for_each_part(unit, array, entries, front, [&](partition::Range part, const Pages& pages) {
     const auto to = values.narrow(0, part.begin - entries.begin, part.size());
     file_->read(pages.offset, memory, pages.bytes).wait();
     std::memcpy(to.data_ptr(), memory + pages.begin, to.nbytes());
@@ -397,13 +405,23 @@ at::Tensor DiskTier::read(int64_t unit, int64_t array, partition::Range entries)
 
 void DiskTier::write(int64_t unit, int64_t array, partition::Range entries,
                      const at::Tensor& values, Tier /*from*/) {
+  write_copy(unit, array, entries, values, true);
+}
+
+void DiskTier::write_behind(int64_t unit, int64_t array, partition::Range entries,
+                            const at::Tensor& values) {
+  write_copy(unit, array, entries, values, false);
+}
+
+void DiskTier::write_copy(int64_t unit, int64_t array, partition::Range entries,
+                          const at::Tensor& values, bool front) {
   ensure(values.numel() == entries.size(), "each entry has a value");
   const FramesLock lock(*this);
   finish_all();
   const auto contiguous =
       values.to(at::kCPU, this->unit(unit).arrays[static_cast<size_t>(array)].dtype).contiguous();
   auto* memory = static_cast<std::byte*>(buffer(frames_.front()));
-  for_each_part(unit, array, entries, [&](partition::Range part, const Pages& pages) {
+  for_each_part(unit, array, entries, front, [&](partition::Range part, const Pages& pages) {
     const auto from = contiguous.narrow(0, part.begin - entries.begin, part.size());
     if (!pages.filled) file_->read(pages.offset, memory, pages.bytes).wait();
     std::memcpy(memory + pages.begin, from.const_data_ptr(), from.nbytes());

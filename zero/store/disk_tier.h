@@ -120,6 +120,10 @@ class DiskTier final : public StateTier {
   at::Tensor read(int64_t unit, int64_t array, partition::Range entries) override;
   void write(int64_t unit, int64_t array, partition::Range entries, const at::Tensor& values,
              Tier from) override;
+  /// Read and write the copy behind of a doubled array, as `read` and `write` do the one in front.
+  at::Tensor read_behind(int64_t unit, int64_t array, partition::Range entries);
+  void write_behind(int64_t unit, int64_t array, partition::Range entries,
+                    const at::Tensor& values);
 
   /// Starts to read all of an array, after the writes of it have ended. `to` begins on a multiple
   /// of kAlignment, has room for `whole_bytes` bytes, and must live until the transfer is done.
@@ -129,9 +133,6 @@ class DiskTier final : public StateTier {
   Transfer start_write(int64_t unit, int64_t array, const void* from);
   /// Returns the bytes that an array takes in the file: a multiple of kAlignment.
   int64_t whole_bytes(int64_t unit, int64_t array) const;
-  int64_t array_count(int64_t unit) const {
-    return static_cast<int64_t>(this->unit(unit).arrays.size());
-  }
 
   /// Waits for a transfer that this tier has started, and counts the time.
   void wait(Transfer& transfer);
@@ -184,9 +185,12 @@ class DiskTier final : public StateTier {
     int64_t begin = 0;    // of the entries, in bytes from `offset`
     bool filled = false;  // the entries fill these pages completely
   };
-  // Calls `visit` for each block's part of `entries`.
-  void for_each_part(int64_t unit, int64_t array, partition::Range entries,
+  // Calls `visit` for each block's part of `entries` in one of the copies of an array.
+  void for_each_part(int64_t unit, int64_t array, partition::Range entries, bool front,
                      const std::function<void(partition::Range, const Pages&)>& visit) const;
+  at::Tensor read_copy(int64_t unit, int64_t array, partition::Range entries, bool front);
+  void write_copy(int64_t unit, int64_t array, partition::Range entries, const at::Tensor& values,
+                  bool front);
   std::optional<int64_t> next_in_order(int64_t unit, int64_t index) const;
   int64_t offset(Position position, int64_t array, bool front = true) const;
   int64_t bytes_of(Position position, int64_t array) const;

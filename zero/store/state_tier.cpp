@@ -2,9 +2,9 @@
 
 namespace zero::store {
 
-MemoryTier::MemoryTier(Tier tier, DeviceLink& link, int64_t units, int64_t arrays)
+MemoryTier::MemoryTier(Tier tier, DeviceCopier& copier, int64_t units, int64_t arrays)
     : tier_(tier),
-      link_(link),
+      copier_(copier),
       arrays_(static_cast<size_t>(units),
               c10::SmallVector<at::Tensor, 5>(static_cast<size_t>(arrays))) {}
 
@@ -16,7 +16,7 @@ void MemoryTier::write(int64_t unit, int64_t array, partition::Range entries,
     return;
   }
   const auto converted = values.to(place.scalar_type()).contiguous();
-  link_.copy(place, tier_, converted, from);
+  copier_.copy(place, tier_, converted, from);
 }
 
 }  // namespace zero::store

@@ -33,8 +33,8 @@ class StateTier {
 /// Holds arrays in the memory of the device or of the host. The user of an array makes its memory.
 class MemoryTier final : public StateTier {
  public:
-  /// `tier` is device or host. `link` carries bytes between the two, and must outlive this.
-  MemoryTier(Tier tier, DeviceLink& link, int64_t units, int64_t arrays);
+  /// `tier` is device or host. `copier` carries bytes between the two, and must outlive this.
+  MemoryTier(Tier tier, DeviceCopier& copier, int64_t units, int64_t arrays);
 
   Tier tier() const override { return tier_; }
   at::Tensor read(int64_t unit, int64_t array, partition::Range entries) override {
@@ -51,7 +51,7 @@ class MemoryTier final : public StateTier {
 
  private:
   Tier tier_;
-  DeviceLink& link_;
+  DeviceCopier& copier_;
   std::vector<c10::SmallVector<at::Tensor, 5>> arrays_;
 };
 

@@ -3,14 +3,15 @@
 #include <cstddef>
 #include <cstring>
 
+#include "zero/base/error.h"
 #include "zero/base/parallel.h"
 #include "zero/device/memory.h"
 #include "zero/device/stream.h"
 
 namespace zero {
 
-void DeviceLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
-                      StreamMark* done) {
+void DeviceCopier::copy(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
+                        StreamMark* done) {
   if (is_asynchronous(device_) && (to_tier == Tier::device || from_tier == Tier::device)) {
     enqueue(to, to_tier, from, from_tier, bytes, done);
   } else {
@@ -24,7 +25,8 @@ void DeviceLink::copy(void* to, Tier to_tier, const void* from, Tier from_tier, 
   count(to_tier, from_tier, bytes);
 }
 
-void DeviceLink::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from, Tier from_tier) {
+void DeviceCopier::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from,
+                        Tier from_tier) {
   const auto bytes = static_cast<int64_t>(to.nbytes());
   if (!is_asynchronous(device_)) {
     copy(to.data_ptr(), to_tier, from.const_data_ptr(), from_tier, bytes);
@@ -34,12 +36,13 @@ void DeviceLink::copy(const at::Tensor& to, Tier to_tier, const at::Tensor& from
   count(to_tier, from_tier, bytes);
 }
 
-void DeviceLink::count(Tier to_tier, Tier from_tier, int64_t bytes) {
+void DeviceCopier::count(Tier to_tier, Tier from_tier, int64_t bytes) {
+  ensure(to_tier != Tier::disk && from_tier != Tier::disk, "a disk has transfers, and no copies");
   if (to_tier != from_tier) (to_tier == Tier::device ? up_ : down_) += bytes;
 }
 
-void DeviceLink::enqueue(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
-                         StreamMark* done) const {
+void DeviceCopier::enqueue(void* to, Tier to_tier, const void* from, Tier from_tier, int64_t bytes,
+                           StreamMark* done) const {
   const auto bytes_at = [&](void* data, Tier tier) {
     return tensor_at(data, bytes, at::kByte, device_of(tier));
   };

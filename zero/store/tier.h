@@ -1,10 +1,10 @@
-// The tiers of memory that states lie in, and the link between a device and its host.
+// The tiers of memory that states lie in, and the copies between a device and its host.
 //
 // Note [Tiers]
 // Each state of a unit (parameters, gradients, optimizer) has a tier. A state on the device is used
 // where it is. A state in the host's memory is used there by the update, which runs on the host
 // too, and copied to the device when an operator needs it. A state on a disk passes through blocks
-// of memory (DiskTier). Only DeviceLink copies between device and host, and it counts the bytes:
+// of memory (DiskTier). Only DeviceCopier copies between device and host, and it counts the bytes:
 // gradients down, parameters up. If the device is the CPU, both are its memory. On other devices a
 // disk's blocks are in the host's memory, and the update of states on a disk runs on the host.
 #pragma once
@@ -28,10 +28,10 @@ struct DeviceTraffic {
 };
 
 /// Copies between device and host, and counts them. Thread-safe.
-class DeviceLink {
+class DeviceCopier {
  public:
   /// `device` is the device of Tier::device.
-  explicit DeviceLink(c10::Device device = c10::kCPU) : device_(device) {}
+  explicit DeviceCopier(c10::Device device = c10::kCPU) : device_(device) {}
   /// Returns the device that has the memory of a tier. Blocks of a disk are in the host's memory.
   c10::Device device_of(Tier tier) const {
     return tier == Tier::device ? device_ : c10::Device(c10::kCPU);

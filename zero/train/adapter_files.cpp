@@ -21,6 +21,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/comm/agreement.h"
+#include "zero/models/language/config_reader.h"
 
 namespace zero {
 
@@ -55,69 +56,39 @@ bool is_among(const Keys& keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
-/// Reads values of one file, with errors that name it.
-class ConfigReader {
- public:
-  explicit ConfigReader(fs::path path) : path_(std::move(path)) {
-    try {
-      json_ = parse_json(read_file(path_, fail<CheckpointError>));
-    } catch (const CheckpointError&) {
-      throw;
-    } catch (const Error& error) {
-      refuse(fmt::format("it {}", error.what()));
-    }
-    if (!json_.is_object()) refuse("it is no JSON object");
+void check_keys(const ConfigReader& config) {
+  for (const auto& [key, value] : config.object().items()) {
+    if (!has_value(value) || is_among(kRead, key) || is_among(kWithoutEffect, key)) continue;
+    throw ConfigError(fmt::format("{}: key '{}' is {}, which libzero does not compute.",
+                                  config.source(), key, excerpt(value.dump())));
   }
+  if (!config.has("peft_type")) throw ConfigError("It has no peft_type; only LORA is supported.");
+  config.require<std::string>("peft_type", "LORA");
+  config.require<std::string>("bias", "none");  // biases are not trained
+}
 
-  [[noreturn]] void refuse(const std::string& why) const {
-    throw CheckpointError(fmt::format("{} cannot be used as an adapter: {}.", path_.string(), why));
+LoraSettings settings_of(const ConfigReader& config) {
+  check_keys(config);
+  LoraSettings settings{
+      .rank = config.get<int64_t>("r", 8),
+      .alpha = config.get<double>("lora_alpha", 8),
+      .rslora = config.get<bool>("use_rslora", false),
+      .dropout = config.get<double>("lora_dropout", 0),
+      .modules_to_save = config.get<std::vector<std::string>>("modules_to_save", {})};
+  const auto targets = config.object().find("target_modules");
+  if (targets != config.object().end() && targets->is_string()) {
+    const auto text = targets->get<std::string>();
+    settings.targets.all_linear = text == "all-linear";
+    if (!settings.targets.all_linear) settings.targets.expression = text;
+  } else {
+    settings.targets.names = config.get<std::vector<std::string>>("target_modules", {});
+    std::sort(settings.targets.names.begin(), settings.targets.names.end());
   }
-
-  void check_keys() const {
-    for (const auto& [key, value] : json_.items()) {
-      if (!has_value(value) || is_among(kRead, key) || is_among(kWithoutEffect, key)) continue;
-      refuse(fmt::format("it has the {} {}, which libzero does not compute", key,
-                         excerpt(value.dump())));
-    }
-    if (const auto& type = at("peft_type"); type != "LORA")
-      refuse(fmt::format("its peft_type is {}, not \"LORA\"", excerpt(type.dump())));
-    if (const auto& bias = at("bias"); has_value(bias) && bias != "none")
-      refuse(fmt::format("it trains biases (bias is {})", excerpt(bias.dump())));
-  }
-
-  const nlohmann::json& at(const char* key) const {
-    static const nlohmann::json none;
-    const auto found = json_.find(key);
-    return found == json_.end() ? none : *found;
-  }
-  double number(const char* key, double otherwise) const {
-    const auto& value = at(key);
-    if (value.is_null()) return otherwise;
-    if (!value.is_number()) wrong(key, "a number");
-    return value.get<double>();
-  }
-  bool flag(const char* key) const {
-    const auto& value = at(key);
-    if (value.is_null()) return false;
-    if (!value.is_boolean()) wrong(key, "true or false");
-    return value.get<bool>();
-  }
-  std::vector<std::string> names(const char* key) const {
-    const auto& value = at(key);
-    if (value.is_null()) return {};
-    const bool texts = value.is_array() && std::all_of(value.begin(), value.end(),
-                                                       [](const auto& v) { return v.is_string(); });
-    if (!texts) wrong(key, "a list of names");
-    return value.get<std::vector<std::string>>();
-  }
-  [[noreturn]] void wrong(const char* key, std::string_view expected) const {
-    refuse(fmt::format("its {} is {}, not {}", key, excerpt(at(key).dump()), expected));
-  }
-
- private:
-  fs::path path_;
-  nlohmann::json json_;
-};
+  config.validate(settings);
+  if (settings.rank > 1 << 20)
+    throw ConfigError(fmt::format("Its rank of {} is too large.", settings.rank));
+  return settings;
+}
 
 std::string published(const LoraSettings& settings, const std::string& path) {
   return path.starts_with(kHead) ? path : settings.prefix + path;
@@ -184,31 +155,14 @@ std::string base_model_of(const std::string& folder) {
 }
 
 LoraSettings read_adapter_config(const std::string& folder) {
-  const ConfigReader config(fs::path(folder) / kAdapterConfig);
-  config.check_keys();
-  const double rank = config.number("r", 8);
-  if (!(rank >= 1 && rank <= 1 << 20 && rank == std::floor(rank)))
-    config.wrong("r", "a positive whole number");
-  LoraSettings settings{.rank = static_cast<int64_t>(rank),
-                        .alpha = config.number("lora_alpha", 8),
-                        .rslora = config.flag("use_rslora"),
-                        .dropout = config.number("lora_dropout", 0),
-                        .modules_to_save = config.names("modules_to_save")};
-  const auto& targets = config.at("target_modules");
+  const auto path = fs::path(folder) / kAdapterConfig;
+  const auto text = read_file(path, fail<CheckpointError>);
   try {
-    if (targets == "all-linear") {
-      settings.targets.all_linear = true;
-    } else if (targets.is_string()) {
-      settings.targets.expression = targets.get<std::string>();
-    } else {
-      settings.targets.names = config.names("target_modules");
-      std::sort(settings.targets.names.begin(), settings.targets.names.end());
-    }
-    settings.validate();
+    return settings_of(ConfigReader(std::string_view(text), kAdapterConfig));
   } catch (const ConfigError& error) {
-    config.refuse(error.what());
+    throw CheckpointError(
+        fmt::format("{} cannot be used as an adapter. {}", path.string(), error.what()));
   }
-  return settings;
 }
 
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
@@ -241,10 +195,8 @@ void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
   }
   attempt([&] {
     file->commit();
-    const auto text = config_of(lora, base_model);
-    OutputFile config(fs::path(folder) / kAdapterConfig, fail<CheckpointError>);
-    config.write(text.data(), text.size());
-    config.commit();
+    write_file(fs::path(folder) / kAdapterConfig, config_of(lora, base_model),
+               fail<CheckpointError>);
   });
   comm::share_failure<CheckpointError>(engine.group(), "Writing the adapter", failure);
 }

@@ -79,6 +79,7 @@ void check_run(const Settings& given, int ranks) {
   const RunFolder folder(options.out);
   folder.check(options.overwrite, continues(options));
   check_monitors(options);
+  if (options.memory_copies) (void)memory_folder(options);
   const auto data = open_data(options);
   const auto model = model_config(options, data);
   if (!options.from.empty() && !options.resume) (void)WeightFiles(options.from);

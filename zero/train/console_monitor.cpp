@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -83,7 +82,10 @@ class ConsoleMonitor final : public Monitor {
     print("optimizer {}\n", info.optimizer);
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
     for (const auto& fault : info.damaged) print("damaged   {}\n", fault);
-    if (info.first_step > 1) print("resumed   at step {}\n", info.first_step);
+    if (info.first_step > 1) {
+      print("resumed   at step {}{}\n", info.first_step,
+            info.from_memory ? " from the copy in the hosts' memory" : "");
+    }
     for (const auto& change : info.changes) print("changed   {}\n", change);
     std::fflush(stdout);
   }
@@ -125,6 +127,7 @@ class ConsoleMonitor final : public Monitor {
   }
 
   void saved(const SaveReport& report) override {
+    if (report.in_memory && report.failure.empty()) return;  // there are many
     clear_bar();
     if (!report.failure.empty()) {
       print("         {}\n", report.failure);

@@ -154,6 +154,7 @@ class JsonlMonitor final : public Monitor {
     object["first_step"] = info.first_step;
     if (!info.weights.empty()) object["weights"] = info.weights;
     if (!info.changes.empty()) object["changes"] = info.changes;
+    if (info.from_memory) object["from_memory"] = true;
     if (!info.damaged.empty()) object["damaged"] = info.damaged;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;
     write(object);
@@ -191,7 +192,9 @@ class JsonlMonitor final : public Monitor {
            {"tokens", report.tokens}});
   }
   void saved(const SaveReport& report) override {
-    Json object{{"event", "save"}, {"step", report.step}, {"path", report.path}};
+    Json object{{"event", report.in_memory ? "memory_copy" : "save"},
+                {"step", report.step},
+                {"path", report.path}};
     if (!report.failure.empty()) {
       object["failure"] = report.failure;
     } else {

@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <system_error>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -39,20 +37,11 @@ std::vector<int64_t> end_tokens(const std::filesystem::path& folder, const Token
     if (token.is_number_integer()) tokens.push_back(token.get<int64_t>());
   };
   for (const char* name : {"generation_config.json", "config.json"}) {
-    const auto path = folder / name;
-    std::error_code error;
-    if (!std::filesystem::exists(path, error)) continue;
-    try {
-      const auto config = parse_json(read_file(path, &fail<DataError>));
-      const auto found = config.is_object() ? config.find("eos_token_id") : config.end();
-      if (found == config.end()) continue;
-      if (!found->is_array()) add(*found);
-      for (const auto& each : found->is_array() ? *found : nlohmann::json::array()) add(each);
-    } catch (const DataError&) {
-      throw;
-    } catch (const Error& fault) {
-      throw DataError(fmt::format("{} cannot be read: it {}.", path.string(), fault.what()));
-    }
+    const auto config = read_object(folder / name);
+    const auto found = config.find("eos_token_id");
+    if (found == config.end()) continue;
+    if (!found->is_array()) add(*found);
+    for (const auto& each : found->is_array() ? *found : nlohmann::json::array()) add(each);
   }
   const auto end = special_token(tokenizer.file().parent_path(), "eos_token");
   if (const auto token = end.empty() ? std::nullopt : tokenizer.token(end))

@@ -36,6 +36,7 @@ struct RunInfo {
   std::string weights;               ///< the source of the first weights; empty: random ones
   std::vector<std::string> changes;  ///< changed settings of a resumed run: "steps 4 -> 8"
   std::vector<std::string> damaged;  ///< newer checkpoints that were skipped, and their damage
+  bool from_memory = false;          ///< it goes on from a copy in the memory of the hosts
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
   std::string optimizer;  ///< with the parameters on which its weight decay acts
   std::string data;
@@ -129,10 +130,11 @@ struct ValidationReport {
 struct SaveReport {
   int64_t step = 0;
   std::string path;
-  std::string failure{};  ///< what was wrong, and that the run goes on; empty: it is complete
-  int64_t bytes = 0;      ///< of all its files
-  double held_ms = 0;     ///< that rank 0 spent in the save before its next step
-  double seconds = 0;     ///< from the save's begin until it was complete
+  std::string failure{};   ///< what was wrong, and that the run goes on; empty: it is complete
+  int64_t bytes = 0;       ///< of all its files; of a copy in memory, those on rank 0's host
+  bool in_memory = false;  ///< it is a copy in the memory of the hosts (train.memory_copies)
+  double held_ms = 0;      ///< that rank 0 spent in the save before its next step
+  double seconds = 0;      ///< from the save's begin until it was complete
 };
 
 /// The file that `profile` asks for has been written.

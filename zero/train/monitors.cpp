@@ -4,7 +4,6 @@
 
 #include <string>
 #include <system_error>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/train/resume.h"

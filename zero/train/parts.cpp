@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"

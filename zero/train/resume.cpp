@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/hash.h"
+#include "zero/base/memory_limit.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/config/fields.h"
@@ -47,6 +49,17 @@ Json parse_record(const std::string& text, const std::filesystem::path& checkpoi
                                     checkpoint.string()));
 }
 
+/// Returns the record in a manifest.
+std::string record_in(const Manifest& manifest, const std::filesystem::path& checkpoint) {
+  const auto& attached = manifest.files.front().attached;
+  const auto found = attached.find(kRecord);
+  if (found != attached.end()) return found->second;
+  throw CheckpointError(
+      fmt::format("{} was saved by another program than zero train: it has no record of a run. "
+                  "Engine::load loads it.",
+                  checkpoint.string()));
+}
+
 /// Returns the record of a checkpoint whose files are there.
 std::string read_record(const std::filesystem::path& checkpoint) {
   if (!has_manifest(checkpoint)) {
@@ -58,13 +71,7 @@ std::string read_record(const std::filesystem::path& checkpoint) {
   }
   const auto manifest = read_manifest(checkpoint);
   verify_sizes(checkpoint, manifest);
-  const auto& attached = manifest.files.front().attached;
-  const auto found = attached.find(kRecord);
-  if (found != attached.end()) return found->second;
-  throw CheckpointError(
-      fmt::format("{} was saved by another program than zero train: it has no record of a run. "
-                  "Engine::load loads it.",
-                  checkpoint.string()));
+  return record_in(manifest, checkpoint);
 }
 
 // JSON has no NaN.
@@ -170,9 +177,7 @@ void write_record(const RunFolder& folder, const RunSettings& run, const Progres
   const auto path = folder.checkpoint(progress.step);
   const auto text = record_of(run, progress);
   if (has_manifest(path)) return attach(path, kRecord, text);
-  OutputFile earlier(path / RunFolder::kEarlierMarker, fail<CheckpointError>);
-  earlier.write(text.data(), text.size());
-  earlier.commit();
+  write_file(path / RunFolder::kEarlierMarker, text, fail<CheckpointError>);
 }
 
 namespace {
@@ -323,6 +328,42 @@ Source find_checkpoint(const Options& options, const std::vector<int64_t>& damag
   }
   throw DamagedCheckpoint(
       fmt::format("No checkpoint in {} can be loaded. {}", options.out, fmt::join(faults, " ")));
+}
+
+std::filesystem::path memory_folder(const Options& options) {
+  const auto folder = MemoryCopies::launcher_folder();
+  if (!folder) {
+    throw ConfigError(fmt::format(
+        "--memory-copies is {}, and no launcher keeps a folder in memory that outlives the ranks. "
+        "Start the run by zero launch --max-restarts R, or leave the option out.",
+        *options.memory_copies));
+  }
+  // A job may train several models, one after the other.
+  std::error_code ignored;
+  const auto out =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(options.out), ignored);
+  return *folder / fmt::format("run-{:016x}", Hash().add(out.string()).value());
+}
+
+Source source_of(const MemoryCopies::Found& copy) {
+  return {.step = copy.step,
+          .path = copy.folder,
+          .record = record_in(read_manifest(copy.folder), copy.folder),
+          .damaged = {}};
+}
+
+std::jthread read_ahead(const Source& source, int rank, int ranks) {
+  return std::jthread([path = source.path, rank, ranks] {
+    try {
+      if (!has_manifest(path)) return;
+      const auto manifest = read_manifest(path);
+      uint64_t bytes = 0;
+      for (const auto& file : manifest.files) bytes += file.sums.bytes;
+      if (static_cast<double>(bytes) < static_cast<double>(available_memory().available) / 2)
+        zero::read_ahead(path, manifest, rank, ranks);
+    } catch (const Error&) {  // whoever loads it is told
+    }
+  });
 }
 
 ResumePoint resume_point(const Source& source, const RunSettings& run) {

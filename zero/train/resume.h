@@ -7,11 +7,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "zero/comm/job.h"
 #include "zero/config/settings.h"
 #include "zero/data/token_loader.h"
+#include "zero/engine/memory_copies.h"
 #include "zero/train/loss_spikes.h"
 #include "zero/train/options.h"
 #include "zero/train/run_folder.h"
@@ -100,6 +102,16 @@ std::filesystem::path checkpoint_of(const Options& options, int64_t step);
 /// in `damaged`. Throws ConfigError if there is none, DamagedCheckpoint if all are damaged or the
 /// one that was asked for is, and CheckpointError if no run wrote it.
 Source find_checkpoint(const Options& options, const std::vector<int64_t>& damaged = {});
+
+/// Returns this host's folder for the copies in memory of a run with these options, below the
+/// launcher's. Throws ConfigError if there is no launcher that keeps one.
+std::filesystem::path memory_folder(const Options& options);
+/// Returns a copy in memory, of which this host need not have every file. Throws CheckpointError.
+Source source_of(const MemoryCopies::Found& copy);
+/// Starts a thread that brings a rank's part of the checkpoint's files into the page cache, while
+/// the process makes its group and its model. It does nothing if they take more than half of the
+/// memory that is available.
+std::jthread read_ahead(const Source& source, int rank, int ranks);
 
 /// Returns a checkpoint's position in a run with these settings. Throws ConfigError, naming the
 /// setting, both values and the remedy, if this run cannot go on from there: another size of tiles,

@@ -5,12 +5,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
+#include "zero/comm/job.h"
 #include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/recompute/activation_store.h"
@@ -102,16 +105,48 @@ std::string describe_optimizer(const torch::nn::Module& model, const Optimizer& 
                      all - vectors, vectors);
 }
 
+/// Meets the copies in memory. The run goes on from one if this job has made it in an earlier
+/// attempt, and no checkpoint on disk is newer. Collective.
+void open_copies(Run& run) {
+  auto& program = run.settings.settings.program;
+  if (!program.memory_copies) return;
+  auto& group = *run.group;
+  comm::agree<ConfigError>(group, "Looking for copies in memory",
+                           [&] { (void)memory_folder(program); });
+  run.copies = std::make_unique<MemoryCopies>(run.group, memory_folder(program));
+  auto found = run.copies->newest(&run.copy_faults);
+  int64_t needed = 0;  // a copy of this step or a later one is taken
+  if (group.rank() == 0) {
+    const bool own = is_started_again(run.folder, comm::launched_jobs());
+    needed = own ? run.folder.last_checkpoint().value_or(0) : INT64_MAX;
+  }
+  needed = comm::gather_records(group, needed, "checkpoint").front();
+  if (needed == INT64_MAX) {
+    run.copies->clear();  // they are another run's
+    run.copy_faults.clear();
+    return;
+  }
+  if (!found || found->step < needed) return;
+  run.copy_faults = found->faults;
+  run.copy = std::move(found);
+  program.resume = true;
+  program.resume_from = "auto";
+  program.overwrite = false;
+}
+
 /// Opens the run's folder on rank 0, and makes the monitors. Collective.
 void open_folder(Run& run, std::vector<std::unique_ptr<Monitor>> more) {
   const auto& options = run.options;
   comm::agree_on_rank_zero(*run.group, "Opening the run folder", [&] {
-    run.folder.check(options.overwrite, continues(options));
+    // The checkpoint need not be in the folder.
+    run.folder.check(options.overwrite || run.copy, continues(options) && !run.copy);
     check_monitors(options);
     check_profile_file(options);
-    check_profile_step(
-        options,
-        options.resume ? resume_point(find_checkpoint(options), run.settings).progress.step : 0);
+    check_profile_step(options,
+                       run.copy ? run.copy->step
+                       : options.resume
+                           ? resume_point(find_checkpoint(options), run.settings).progress.step
+                           : 0);
     run.folder.make();
     probe_profile(options);
     for (auto& monitor : more) run.reports.add(std::move(monitor));
@@ -170,6 +205,7 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   check_same_run(*group, settings, data);
   if (options.threads) at::set_num_threads(static_cast<int>(*options.threads));
   auto tokens = task_data(options, data, *sizes, group->rank(), group->size());
+  open_copies(*this);
   open_folder(*this, std::move(more));
 
   auto [chosen, reason] = with_tiers(settings.settings, data, *group);

@@ -11,6 +11,7 @@
 #include "zero/config/settings.h"
 #include "zero/data/dataset.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/memory_copies.h"
 #include "zero/models/language/language_model.h"
 #include "zero/models/lora/lora.h"
 #include "zero/optim/schedule.h"
@@ -66,7 +67,10 @@ struct Run {
   std::string tiers_reason;    ///< which states a memory budget puts on disk, and why
   std::shared_ptr<ActivationStore> activations;  ///< null: activations stay where they are
   std::unique_ptr<LanguageModel> model;
-  std::optional<Lora> lora;  ///< the model's adapter
+  std::optional<Lora> lora;                 ///< the model's adapter
+  std::unique_ptr<MemoryCopies> copies;     ///< train.memory_copies; null: none
+  std::optional<MemoryCopies::Found> copy;  ///< the one that the run goes on from
+  std::vector<std::string> copy_faults;     ///< of copies in memory that are not used
   std::optional<Engine> engine;
   std::unique_ptr<Task> task;
   /// The rate of each parameter group over the schedule's. It is not 1 for parameters that Muon

@@ -35,14 +35,16 @@ StepExchange::Result StepExchange::exchange(const std::vector<float>& losses, in
   const float* all = all_.data_ptr<float>();
   const auto of_rank = [&](int rank) { return all + rank * (k + kOthers); };
   Result result;
+  bool written = true;  // by all ranks
   for (int rank = 0; rank < group_.size(); ++rank) {
     result.report_failed = result.report_failed || of_rank(rank)[k + 1] != 0;
     if (result.stop_signal == 0) result.stop_signal = static_cast<int>(of_rank(rank)[k]);
     const auto saved = static_cast<SaveProgress>(of_rank(rank)[k + 2]);
-    result.save_over = result.save_over || saved == SaveProgress::failed ||
-                       (rank == 0 && saved == SaveProgress::written);
+    written = written && saved == SaveProgress::written;
+    result.save_over = result.save_over || saved == SaveProgress::failed;
     times_[static_cast<size_t>(rank)] = {of_rank(rank)[k + 3], of_rank(rank)[k + 4]};
   }
+  result.save_over = result.save_over || written;
   if (times_.front().busy_ms > 0) result.slow = stragglers_.add(times_);
   // The order of additions is the same at every stage, so the mean is the same bit for bit.
   double sum = 0;

@@ -20,8 +20,9 @@ class StepExchange {
     float mean_loss = 0;         ///< over ranks and micro-batches
     int stop_signal = 0;         ///< a signal that any rank has received
     bool report_failed = false;  ///< a rank's monitors have failed
-    bool save_over = false;      ///< a save in the background is written, or has failed on a rank
-    std::string slow;            ///< a sentence that names slow ranks; empty: none
+    bool save_over =
+        false;         ///< a save in the background is written by all ranks, or has failed on one
+    std::string slow;  ///< a sentence that names slow ranks; empty: none
   };
 
   StepExchange(comm::Group& group, int64_t micro_batches);

@@ -11,7 +11,6 @@
 #include <protozero/pbf_writer.hpp>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <filesystem>
 #include <fstream>

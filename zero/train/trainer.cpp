@@ -46,7 +46,11 @@ Trainer::Trainer(const Settings& settings, std::shared_ptr<comm::Group> group,
 }
 
 int64_t Trainer::resume() {
+  damaged_ = run_.copy_faults;
   if (!run_.options.resume) return 1;
+  while (run_.copy) {
+    if (resume_from_memory()) return step_ + 1;
+  }
   auto& group = *run_.group;
   std::vector<int64_t> damaged;
   std::vector<std::string> faults;
@@ -72,10 +76,36 @@ int64_t Trainer::resume() {
     recovery_.restore(point.progress);
     step_ = source.step;
     changes_ = std::move(point.changes);
-    damaged_ = std::move(faults);
+    damaged_.insert(damaged_.end(), faults.begin(), faults.end());
     damaged_.insert(damaged_.end(), source.damaged.begin(), source.damaged.end());
     return step_ + 1;
   }
+}
+
+bool Trainer::resume_from_memory() {
+  auto& group = *run_.group;
+  const auto source = comm::agree<CheckpointError>(group, "Reading a copy in memory",
+                                                   [&] { return source_of(*run_.copy); });
+  auto point = resume_point(source, run_.settings);
+  try {
+    run_.copies->load(*run_.engine, *run_.copy);
+  } catch (const DamagedCheckpoint& error) {  // thrown on every rank
+    damaged_.emplace_back(error.what());
+    run_.copies->drop(run_.copy->step);
+    int64_t on_disk = 0;
+    if (group.rank() == 0) on_disk = run_.folder.last_checkpoint().value_or(0);
+    on_disk = comm::gather_records(group, on_disk, "checkpoint").front();
+    run_.copy = run_.copies->newest();
+    if (run_.copy && run_.copy->step < on_disk) run_.copy.reset();
+    // The weights were to come from a copy: a new attempt begins with weights of its own.
+    if (!run_.copy && on_disk == 0) throw;
+    return false;
+  }
+  run_.task->restore(point.progress.loader);
+  recovery_.restore(point.progress);
+  step_ = source.step;
+  changes_ = std::move(point.changes);
+  return true;
 }
 
 // --- The loop ---
@@ -97,6 +127,7 @@ int Trainer::train() {
   const auto& options = run_.options;
   const auto begin = std::chrono::steady_clock::now();
   train_begin_ = begin;
+  stop_after_ = parse_duration(options.stop_after);
   std::exception_ptr lost;  // the failure of the last save, which does not cost the weights
   while (step_ < options.steps && stop_signal_ == 0) {
     const bool has_profile = measuring_.has_profile();  // of the step before
@@ -113,6 +144,7 @@ int Trainer::train() {
       validation_.reset();
       comm::agree_on_rank_zero(*run_.group, "Going back", [&] { run_.folder.cut_log(step_); });
       run_.reports.tell([&](Monitor& monitor) { monitor.rewound(*step.rewound); });
+      if (run_.copies) run_.copies->clear();  // they are of steps that are void
       continue;
     }
     const auto is_last = [&] { return step_ == options.steps || stop_signal_ != 0; };
@@ -120,25 +152,25 @@ int Trainer::train() {
       return options.save_every && (is_last() || step_ % *options.save_every == 0);
     };
     if (options.eval_every && step_ % *options.eval_every == 0 &&
-        (step_ < options.steps || options.keep_best)) {
-      // The validation is of the weights that are saved.
-      if (options.keep_best && saves()) measuring_.traffic().complete_update();
+        (step_ < options.steps || options.keep_best))
       report_validation();
-    }
     if (save_over_) try_save([&] { end_save(); });
-    if (!saves()) continue;
-    try_save([&] { end_save(); });  // one that has failed costs no other
-    if (is_last()) {
-      try {
-        save_checkpoint();
-      } catch (const CheckpointError&) {  // thrown on every rank
-        lost = std::current_exception();
+    if (saves()) {
+      try_save([&] { end_save(); });  // one that has failed costs no other
+      if (is_last()) {
+        try {
+          save_checkpoint();
+        } catch (const CheckpointError&) {  // thrown on every rank
+          lost = std::current_exception();
+        }
+      } else {
+        // Whoever may go back to a checkpoint goes back to the same one every time.
+        try_save([&] { begin_save(options.save_in_background && !options.rewind_spikes); });
       }
-    } else {
-      // Whoever may go back to a checkpoint goes back to the same one every time.
-      try_save([&] { begin_save(options.save_in_background && !options.rewind_spikes); });
     }
+    if (!is_last()) copy_if_due();
   }
+  try_save([&] { end_save(); });
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const int status = finish(seconds.count());
   if (lost) std::rethrow_exception(lost);
@@ -237,9 +269,8 @@ StepResult Trainer::update(bool leave_out) {
 int Trainer::asked_to_stop() const {
   if (signals_ == nullptr) return 0;
   if (const int signal = signals_->received()) return signal;
-  const auto limit = parse_duration(run_.options.stop_after);
   const std::chrono::duration<double> trained = std::chrono::steady_clock::now() - train_begin_;
-  return limit && trained.count() >= *limit ? SIGALRM : 0;
+  return stop_after_ && trained.count() >= *stop_after_ ? SIGALRM : 0;
 }
 
 bool Trainer::agree_to_stop() {
@@ -260,6 +291,7 @@ bool Trainer::agree_to_stop() {
 void Trainer::report_run() {
   auto info = run_.describe(first_step_, changes_);
   info.damaged = damaged_;
+  info.from_memory = run_.copy.has_value();
   const auto memory = collect_memory(*run_.engine);
   // All checks have passed, so the earlier run may be removed. The first line of the new log
   // replaces its log.
@@ -285,8 +317,8 @@ void Trainer::report_run() {
 }
 
 std::optional<ValidationReport> Trainer::validate() {
-  // An update that is still under way would move bytes uncounted. A delayed update is not for these
-  // weights.
+  // An update that is still under way would move bytes uncounted. A delayed update stays delayed,
+  // so that validating changes nothing in the run.
   if (run_.engine->config().offload_optimizer.delayed_update_after == 0)
     measuring_.traffic().complete_update();
   return train::validate(run_, step_, [this] { return agree_to_stop(); });
@@ -327,9 +359,22 @@ void Trainer::save_checkpoint() {
   begin_save(false);
 }
 
-void Trainer::begin_save(bool background) {
-  remover_ = {};  // it may have files of the same step, to which training has gone back
-  measuring_.traffic().complete_update();  // saving would complete it uncounted
+void Trainer::copy_if_due() {
+  const auto& every = run_.options.memory_copies;
+  if (!every) return;
+  copy_due_ = copy_due_ || step_ % *every == 0;
+  if (!copy_due_ || save_) return;
+  copy_due_ = false;
+  try_save([&] { begin_save(run_.options.save_in_background, /*in_memory=*/true); },
+           /*in_memory=*/true);
+}
+
+void Trainer::begin_save(bool background, bool in_memory) {
+  if (!in_memory)
+    remover_ = {};  // it may have files of the same step, to which training has gone back
+  // Saving would complete it uncounted. It leaves a delayed update delayed.
+  if (run_.engine->config().offload_optimizer.delayed_update_after == 0)
+    measuring_.traffic().complete_update();
   const auto& options = run_.options;
   Attached attached;
   if (run_.group->rank() == 0) {
@@ -337,13 +382,17 @@ void Trainer::begin_save(bool background) {
     if (validation_ && validation_->step == step_) progress.validation = validation_->loss;
     attached[kRecord] = record_of(run_.settings, progress);
   }
-  const auto path = run_.folder.checkpoint(step_);
+  const SaveOptions how{.background = background, .staging_bytes = options.save_staging};
+  const auto path = in_memory ? memory_folder(options) : run_.folder.checkpoint(step_);
   save_begin_ = std::chrono::steady_clock::now();
-  run_.engine->save(path, attached,
-                    {.background = background, .staging_bytes = options.save_staging});
+  if (in_memory) {
+    run_.copies->begin(*run_.engine, step_, attached, how);
+  } else {
+    run_.engine->save(path, attached, how);
+  }
   const std::chrono::duration<double, std::milli> held =
       std::chrono::steady_clock::now() - save_begin_;
-  save_ = SaveReport{.step = step_, .path = path, .held_ms = held.count()};
+  save_ = SaveReport{.step = step_, .path = path, .in_memory = in_memory, .held_ms = held.count()};
   // A save that cannot go on in the background is complete already.
   if (run_.engine->save_progress() == SaveProgress::none) end_save();
 }
@@ -352,10 +401,16 @@ void Trainer::end_save() {
   if (!save_) return;
   auto report = *std::exchange(save_, std::nullopt);
   const auto begin = std::chrono::steady_clock::now();
-  run_.engine->complete_save();
+  report.in_memory ? run_.copies->complete(*run_.engine) : run_.engine->complete_save();
   const auto end = std::chrono::steady_clock::now();
   report.held_ms += std::chrono::duration<double, std::milli>(end - begin).count();
   report.seconds = std::chrono::duration<double>(end - save_begin_).count();
+  if (report.in_memory) {
+    copy_failed_ = false;
+    report.bytes = run_.copies->bytes_of(report.step);
+    run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
+    return;
+  }
   const auto& options = run_.options;
   std::vector<std::filesystem::path> dropped;
   comm::agree_on_rank_zero(*run_.group, "Removing checkpoints", [&] {
@@ -388,17 +443,21 @@ void Trainer::end_save() {
 }
 
 template <class Save>
-void Trainer::try_save(const Save& save) {
+void Trainer::try_save(const Save& save, bool in_memory) {
+  const bool of_copy = save_ ? save_->in_memory : in_memory;
   const int64_t step = save_ ? save_->step : step_;
   try {
     save();
   } catch (const CheckpointError& error) {  // thrown on every rank
     save_.reset();
+    // The next copies are tried too, and would be told of each time.
+    if (of_copy && std::exchange(copy_failed_, true)) return;
     const SaveReport report{
         .step = step,
-        .path = run_.folder.checkpoint(step),
-        .failure = fmt::format("There is no checkpoint of step {}: {} Earlier ones stay.", step,
-                               error.what())};
+        .path = of_copy ? memory_folder(run_.options) : run_.folder.checkpoint(step),
+        .failure = fmt::format("There is no {} of step {}: {} Earlier ones stay.",
+                               of_copy ? "copy in memory" : "checkpoint", step, error.what()),
+        .in_memory = of_copy};
     run_.reports.tell([&](Monitor& monitor) { monitor.saved(report); });
   }
 }
@@ -418,6 +477,7 @@ int Trainer::finish(double seconds) {
     if (run_.options.comms_logger.enabled) monitor.calls(calls.times());
   });
   save_weights();
+  if (run_.copies && stop_signal_ == 0) run_.copies->clear();
   const bool continues_text = run_.model->config().head() == Head::next_token;
   if (stop_signal_ == 0 && run_.options.sample_tokens > 0 && continues_text) sample();
   const EndReport end{

@@ -79,14 +79,20 @@ class Trainer {
   /// Returns whether a signal asks `train` to stop, the same on all ranks, and remembers it.
   /// Collective.
   bool agree_to_stop();
-  /// Begins to write DIR/checkpoint-STEP. Collective. Throws CheckpointError.
-  void begin_save(bool background);
+  /// Loads the copy in memory that the run begins with. Returns false if it is damaged: then it is
+  /// dropped, and the run goes on from another one. Collective.
+  bool resume_from_memory();
+  /// Begins to write DIR/checkpoint-STEP, or a copy in memory. Collective. Throws CheckpointError.
+  void begin_save(bool background, bool in_memory = false);
+  /// Begins a copy in memory if one is due and no save is under way. Collective.
+  void copy_if_due();
   /// Completes a save that was begun, reports it, and removes older checkpoints. Collective.
   /// Throws CheckpointError.
   void end_save();
-  /// Calls `save`. Where that throws a CheckpointError the run goes on, and monitors are told.
+  /// Calls `save`, which begins a copy `in_memory` or ends the save that is under way. Where that
+  /// throws a CheckpointError the run goes on, and monitors are told.
   template <class Save>
-  void try_save(const Save& save);
+  void try_save(const Save& save, bool in_memory = false);
   /// Returns the signal that has come, SIGALRM where `stop_after` is over, or 0.
   int asked_to_stop() const;
   int finish(double seconds);
@@ -103,10 +109,13 @@ class Trainer {
   int stop_signal_ = 0;
   std::optional<ValidationReport> validation_;  ///< the last one
   bool save_over_ = false;
+  bool copy_due_ = false;
+  bool copy_failed_ = false;        ///< the last one
   std::jthread remover_;            ///< removes files of checkpoints that are none any more
   std::optional<SaveReport> save_;  ///< the save that `end_save` would complete
   std::chrono::steady_clock::time_point save_begin_;
   std::chrono::steady_clock::time_point train_begin_;
+  std::optional<double> stop_after_;            ///< seconds from then on
   const class StopSignals* signals_ = nullptr;  ///< while `train` runs
 };
 

@@ -3,14 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
 #include <filesystem>
 #include <initializer_list>
 #include <set>
+#include <string_view>
 #include <system_error>
-#include <vector>
 
 #include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
 #include "zero/checkpoint/weight_files.h"
 #include "zero/comm/agreement.h"
 #include "zero/engine/pretrained.h"
@@ -21,25 +21,17 @@ namespace zero::train {
 namespace {
 
 /// Files of Hugging Face's folders that belong to a model and not to its weights.
-constexpr std::array kCompanions{
+constexpr std::string_view kBesideWeights[] = {
     "added_tokens.json", "chat_template.jinja",     "generation_config.json",
     "merges.txt",        "special_tokens_map.json", "tokenizer.json",
     "tokenizer.model",   "tokenizer_config.json",   "vocab.json",
     "vocab.txt"};
 
-void copy_companions(Engine& engine, const std::filesystem::path& from,
-                     const std::filesystem::path& to) {
+void copy_beside_weights(Engine& engine, const std::filesystem::path& from,
+                         const std::filesystem::path& to) {
   if (from.empty()) return;
   comm::agree_on_rank_zero<CheckpointError>(engine.group(), "Copying the tokenizer", [&] {
-    for (const char* name : kCompanions) {
-      std::error_code error;
-      if (!std::filesystem::exists(from / name, error)) continue;
-      std::filesystem::copy_file(from / name, to / name,
-                                 std::filesystem::copy_options::overwrite_existing, error);
-      if (!error) continue;
-      throw CheckpointError(fmt::format("{} cannot be copied to {}: {}.", (from / name).string(),
-                                        (to / name).string(), error.message()));
-    }
+    copy_files(from, to, kBesideWeights, fail<CheckpointError>);
   });
 }
 
@@ -67,14 +59,14 @@ void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lor
                                 .config_json = model.config().to_json()};
   if (lora) options.merged = merged_products(*lora);
   save_pretrained(engine, folder.string(), options);
-  copy_companions(engine, from, folder);
+  copy_beside_weights(engine, from, folder);
 }
 
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
                    const std::filesystem::path& folder, const std::string& from) {
   if (lora) {
     save_adapter(engine, *lora, folder.string(), from);
-    copy_companions(engine, from, folder);
+    copy_beside_weights(engine, from, folder);
     remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
   } else {
     write_weights(engine, model, lora, folder, from);

@@ -4,7 +4,6 @@
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -15,6 +14,7 @@
 #include "zero/checkpoint/foreign/pt_file.h"
 #include "zero/checkpoint/foreign/pt_writer.h"
 #include "zero/checkpoint/foreign/readers.h"
+#include "zero/checkpoint/in_force.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/whole_folder.h"
 
@@ -34,13 +34,9 @@ std::unique_ptr<WholeFolder> new_folder(const fs::path& to) {
   return std::make_unique<WholeFolder>(to, &fail<CheckpointError>);
 }
 
-void write_text(const fs::path& path, const std::string& text) {
-  OutputFile file(path, &fail<CheckpointError>);
-  file.write(text.data(), text.size());
-  file.commit();
+bool is_moment(const std::string& state) {
+  return state != "parameter" && state != "master" && state != kInForce;
 }
-
-bool is_moment(const std::string& state) { return state != "parameter" && state != "master"; }
 
 std::string value_of(const ordered_json& json) {
   if (json.is_boolean()) return pickled::boolean(json.get<bool>());
@@ -124,7 +120,8 @@ std::vector<std::string> export_huggingface(const CheckpointView& view, const fs
   metadata["total_size"] = total;
   if (shards.size() > 1 || metadata.size() > 1) {
     const ordered_json index{{"metadata", metadata}, {"weight_map", map}};
-    write_text(folder->path() / "model.safetensors.index.json", index.dump(2) + "\n");
+    write_file(folder->path() / "model.safetensors.index.json", index.dump(2) + "\n",
+               fail<CheckpointError>);
   }
   folder->commit();
   return {"optimizer states, steps and hyper-parameters: the form has weights alone"};
@@ -200,7 +197,7 @@ std::vector<std::string> export_deepspeed(const CheckpointView& view, const fs::
       {text("lr_scheduler"), dict({{text("last_batch_iteration"), integer(view.steps - 1)}})}};
   for (const auto* name : {"mp_rank_00", "zero_pp_rank_0_mp_rank_00"})
     PtWriter().write(step / (std::string(name) + "_model_states.pt"), dict(model));
-  write_text(folder->path() / "latest_universal", tag);
+  write_file(folder->path() / "latest_universal", tag, fail<CheckpointError>);
   folder->commit();
   std::vector<std::string> left;
   const std::string why =
@@ -247,8 +244,10 @@ class DistributedWriter {
   void commit() {
     using namespace pickled;
     file_.commit();
-    write_text(folder_ / ".metadata", whole(call(global(kMetadataModule, "Metadata"),
-                                                 {dict(states_), none(), dict(places_)})));
+    write_file(
+        folder_ / ".metadata",
+        whole(call(global(kMetadataModule, "Metadata"), {dict(states_), none(), dict(places_)})),
+        fail<CheckpointError>);
   }
 
  private:

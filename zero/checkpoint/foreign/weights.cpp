@@ -1,4 +1,5 @@
-// Shows files of weights alone as views.
+// Reads files of weights alone as views: files of safetensors or torch.save, one or several with an
+// index.
 #include <memory>
 #include <utility>
 

@@ -107,7 +107,7 @@ List pairs_of(const Value& value) {
   return pairs;
 }
 
-// "a.b" of a dict.
+// Returns "a.b" of a dict.
 Value attribute_of(Value value, std::string_view path) {
   while (true) {
     const auto name = path.substr(0, path.find('.'));
@@ -125,7 +125,7 @@ Arguments rest_of(const Arguments& a, size_t from, const Value& subject) {
   return rest;
 }
 
-// select, reject, selectattr, rejectattr.
+// Implements select, reject, selectattr and rejectattr.
 Value chosen(const Arguments& a, bool by_attribute, bool keep) {
   const size_t place = by_attribute ? 2 : 1;
   const auto* test = a.values.size() > place ? a.values[place].string() : nullptr;
@@ -453,6 +453,46 @@ bool contains(const Value& container, const Value& element) {
     return text->find(need_string(element)) != std::string::npos;
   const auto all = container.elements();
   return std::any_of(all.begin(), all.end(), [&](const Value& each) { return each == element; });
+}
+
+Value member_of(const Value& object, const Value& key) {
+  if (const auto* list = object.list(); list != nullptr && key.integer()) {
+    const auto size = static_cast<int64_t>(list->size());
+    const int64_t index = key.as_integer() + (key.as_integer() < 0 ? size : 0);
+    if (index < 0 || index >= size) return Undefined{"an element beyond the end"};
+    return (*list)[static_cast<size_t>(index)];
+  }
+  if (object.string() != nullptr && key.integer()) return member_of(object.elements(), key);
+  if (object.undefined())
+    throw Fault(fmt::format("'{}' of an undefined value is read", key.text()));
+  const auto* name = key.string();
+  const auto* found = name == nullptr ? nullptr : object.find(*name);
+  return found == nullptr ? Value(Undefined{key.text()}) : *found;
+}
+
+Value slice_of(const Value& object, const Value& from, const Value& to, const Value& by) {
+  const auto all = object.elements();
+  const auto size = static_cast<int64_t>(all.size());
+  const int64_t step = by.none() ? 1 : by.as_integer();
+  if (step == 0) throw Fault("the step of a slice is 0");
+  const auto place = [&](const Value& value, int64_t otherwise) {
+    if (value.none()) return otherwise;
+    const int64_t index = value.as_integer();
+    return std::clamp(index < 0 ? std::max(index, -size) + size : index, int64_t{step < 0 ? -1 : 0},
+                      step < 0 ? size - 1 : size);
+  };
+  const auto negative = [&](const Value& value) {  // beyond the beginning, backwards
+    return step < 0 && !value.none() && value.as_integer() < -size;
+  };
+  const int64_t begin = negative(from) ? -1 : place(from, step < 0 ? size - 1 : 0);
+  const int64_t end = negative(to) ? -1 : place(to, step < 0 ? -1 : size);
+  List out;
+  for (int64_t i = begin; step > 0 ? i < end : i > end; i += step)
+    out.push_back(all[static_cast<size_t>(i)]);
+  if (object.string() == nullptr) return out;
+  std::string text;
+  for (const auto& each : out) text += each.text();
+  return text;
 }
 
 }  // namespace zero::jinja

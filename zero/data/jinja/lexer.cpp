@@ -59,7 +59,7 @@ class Lexer {
 
   void add(TokenKind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
 
-  // Text before a tag of that kind and sign.
+  // Adds the text before a tag of that kind and sign.
   void add_text(std::string text, char kind, char sign) {
     const size_t lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
     if (strip_all_) {

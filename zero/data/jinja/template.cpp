@@ -3,148 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <memory>
 #include <optional>
 
 #include "zero/data/jinja/builtins.h"
+#include "zero/data/jinja/expressions.h"
 #include "zero/data/jinja/lexer.h"
+#include "zero/data/jinja/state.h"
+#include "zero/data/jinja/token_reader.h"
 
 namespace zero::jinja {
 
-/// A rendering has variables by scope, and the text so far.
-class State {
- public:
-  explicit State(Dict globals) : scopes_{std::move(globals)} {}
-
-  Value look_up(const std::string& name) const {
-    for (size_t i = scopes_.size(); i > 0; --i) {
-      if (i > 1 && i <= hidden_end_) i = 1;  // a macro sees its own scopes and the outermost
-      for (const auto& [key, value] : scopes_[i - 1]) {
-        if (key == name) return value;
-      }
-    }
-    return Undefined{name};
-  }
-  void set(const std::string& name, Value value) { put(scopes_.back(), name, std::move(value)); }
-  static void put(Dict& dict, const std::string& name, Value value) {
-    const auto found = std::find_if(dict.begin(), dict.end(),
-                                    [&](const auto& member) { return member.first == name; });
-    if (found == dict.end()) {
-      dict.emplace_back(name, std::move(value));
-    } else {
-      found->second = std::move(value);
-    }
-  }
-
-  /// Runs `body` in a scope of its own.
-  template <typename Body>
-  void in_scope(const Body& body) {
-    scopes_.emplace_back();
-    body();
-    scopes_.pop_back();
-  }
-  /// Runs `body` as a macro does, and returns what it wrote.
-  template <typename Body>
-  std::string captured(bool as_macro, const Body& body) {
-    if (++depth_ > kMostDepth) throw Fault("macros call each other too deeply");
-    std::string outer;
-    outer.swap(rendered.text);
-    const size_t hidden = hidden_end_;
-    if (as_macro) {
-      hidden_end_ = scopes_.size();
-      in_scope(body);
-    } else {
-      body();
-    }
-    hidden_end_ = hidden;
-    --depth_;
-    outer.swap(rendered.text);
-    return outer;
-  }
-  bool capturing() const { return depth_ > 0; }
-  /// Counts the work, so that no template runs for ever.
-  void step() {
-    if (++steps_ > kMostSteps || rendered.text.size() > kMostText)
-      throw Fault("the template does not come to an end");
-  }
-
-  Rendered rendered;
-  enum class Jump : unsigned char { none, broken, continued } jump = Jump::none;
-
- private:
-  static constexpr int64_t kMostSteps = 3'000'000;
-  static constexpr size_t kMostText = size_t{256} << 20;
-  static constexpr int kMostDepth = 60;
-
-  std::vector<Dict> scopes_;
-  size_t hidden_end_ = 0;  // scopes [1, hidden_end_) are not seen
-  int depth_ = 0;
-  int64_t steps_ = 0;
-};
-
 namespace {
 
-using Expression = std::function<Value(State&)>;
-using Statement = std::function<void(State&)>;
-
-// An error with a line, which is not given another one.
-class Located : public Error {
-  using Error::Error;
-};
-
-template <typename Body>
-auto at_line(size_t line, const Body& body) {
-  try {
-    return body();
-  } catch (const Fault& fault) {
-    throw Located(fmt::format("line {}: {}", line, fault.what()));
-  }
-}
-
-Value member_of(const Value& object, const Value& key) {
-  if (const auto* list = object.list(); list != nullptr && key.integer()) {
-    const auto size = static_cast<int64_t>(list->size());
-    const int64_t index = key.as_integer() + (key.as_integer() < 0 ? size : 0);
-    if (index < 0 || index >= size) return Undefined{"an element beyond the end"};
-    return (*list)[static_cast<size_t>(index)];
-  }
-  if (object.string() != nullptr && key.integer()) return member_of(object.elements(), key);
-  if (object.undefined())
-    throw Fault(fmt::format("'{}' of an undefined value is read", key.text()));
-  const auto* name = key.string();
-  const auto* found = name == nullptr ? nullptr : object.find(*name);
-  return found == nullptr ? Value(Undefined{key.text()}) : *found;
-}
-
-Value slice_of(const Value& object, const Value& from, const Value& to, const Value& by) {
-  const auto all = object.elements();
-  const auto size = static_cast<int64_t>(all.size());
-  const int64_t step = by.none() ? 1 : by.as_integer();
-  if (step == 0) throw Fault("the step of a slice is 0");
-  const auto place = [&](const Value& value, int64_t otherwise) {
-    if (value.none()) return otherwise;
-    const int64_t index = value.as_integer();
-    return std::clamp(index < 0 ? std::max(index, -size) + size : index, int64_t{step < 0 ? -1 : 0},
-                      step < 0 ? size - 1 : size);
-  };
-  const auto negative = [&](const Value& value) {  // beyond the beginning, backwards
-    return step < 0 && !value.none() && value.as_integer() < -size;
-  };
-  const int64_t begin = negative(from) ? -1 : place(from, step < 0 ? size - 1 : 0);
-  const int64_t end = negative(to) ? -1 : place(to, step < 0 ? -1 : size);
-  List out;
-  for (int64_t i = begin; step > 0 ? i < end : i > end; i += step)
-    out.push_back(all[static_cast<size_t>(i)]);
-  if (object.string() == nullptr) return out;
-  std::string text;
-  for (const auto& each : out) text += each.text();
-  return text;
-}
-
-class Parser {
+// Reads statements.
+class Parser : TokenReader {
  public:
-  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+  using TokenReader::TokenReader;
 
   Statement read() {
     auto body = block({});
@@ -153,48 +27,6 @@ class Parser {
   bool marks_generation() const { return marks_generation_; }
 
  private:
-  // ---- tokens
-  const Token& peek(size_t ahead = 0) const {
-    return tokens_[std::min(at_ + ahead, tokens_.size() - 1)];
-  }
-  const Token& take() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
-  bool sees(std::string_view text) const {
-    const auto& token = peek();
-    return (token.kind == TokenKind::sign || token.kind == TokenKind::name) && token.text == text;
-  }
-  bool accept(std::string_view text) {
-    if (!sees(text)) return false;
-    take();
-    return true;
-  }
-  [[noreturn]] void fail(std::string_view what) const {
-    throw Located(fmt::format("line {}: {}", peek().line, what));
-  }
-  void expect(std::string_view text) {
-    if (!accept(text)) fail(fmt::format("'{}' is expected before '{}'", text, peek().text));
-  }
-  void expect_end() {
-    if (peek().kind != TokenKind::end_tag)
-      fail(fmt::format("'{}' is not expected here", peek().text));
-    take();
-  }
-  std::string name() {
-    if (peek().kind != TokenKind::name) fail(fmt::format("'{}' is no name", peek().text));
-    return take().text;
-  }
-
-  // Guards the parser's recursion.
-  struct Depth {
-    explicit Depth(Parser& parser) : depth(parser.depth_) {
-      if (++depth > 150) parser.fail("the template nests too deeply");
-    }
-    Depth(const Depth&) = delete;
-    Depth& operator=(const Depth&) = delete;
-    ~Depth() { --depth; }
-    int& depth;
-  };
-
-  // ---- statements
   // Reads until a block tag that begins with one of `ends`, which is not taken but for its `{%`.
   Statement block(const std::vector<std::string_view>& ends) {
     const Depth guard(*this);
@@ -209,7 +41,7 @@ class Parser {
         all.emplace_back([text = take().text](State& state) { state.rendered.text += text; });
       } else if (token.kind == TokenKind::begin_print) {
         const size_t line = take().line;
-        auto value = expression();
+        auto value = read_expression(*this);
         expect_end();
         all.emplace_back([value = std::move(value), line](State& state) {
           state.rendered.text += at_line(line, [&] { return value(state).text(); });
@@ -254,7 +86,7 @@ class Parser {
     std::vector<Branch> branches;
     while (true) {
       const size_t line = peek().line;
-      auto condition = expression();
+      auto condition = read_expression(*this);
       expect_end();
       branches.push_back({std::move(condition), block({"elif", "else", "endif"}), line});
       if (!accept("elif")) break;
@@ -295,9 +127,9 @@ class Parser {
   Statement for_statement(size_t line) {
     auto variables = names();
     expect("in");
-    auto source = or_expression();
+    auto source = read_operand(*this);
     std::optional<Expression> condition;
-    if (accept("if")) condition = expression();
+    if (accept("if")) condition = read_expression(*this);
     if (sees("recursive")) fail("a recursive loop is not supported");
     expect_end();
     ++loops_;
@@ -361,7 +193,7 @@ class Parser {
       State::put(*space.dict(), member, std::move(value));
     };
     if (accept("=")) {
-      auto value = list_expression();
+      auto value = read_list(*this);
       expect_end();
       return [=](State& state) { at_line(line, [&] { assign(state, value(state)); }); };
     }
@@ -383,7 +215,7 @@ class Parser {
     while (!accept(")")) {
       auto parameter = name();
       std::optional<Expression> otherwise;
-      if (accept("=")) otherwise = expression();
+      if (accept("=")) otherwise = read_expression(*this);
       parameters.emplace_back(std::move(parameter), std::move(otherwise));
       if (!sees(")")) expect(",");
     }
@@ -431,347 +263,6 @@ class Parser {
     };
   }
 
-  // ---- expressions
-  Expression list_expression() {  // with commas: a list
-    auto first = expression();
-    if (!sees(",")) return first;
-    std::vector<Expression> all{std::move(first)};
-    while (accept(",")) {
-      if (peek().kind == TokenKind::end_tag || sees(")")) break;
-      all.push_back(expression());
-    }
-    return list_of(std::move(all));
-  }
-
-  static Expression list_of(std::vector<Expression> all) {
-    return [all = std::move(all)](State& state) {
-      List list;
-      for (const auto& each : all) list.push_back(each(state));
-      return Value(std::move(list));
-    };
-  }
-
-  Expression expression() {
-    const Depth guard(*this);
-    auto value = or_expression();
-    while (accept("if")) {
-      auto condition = or_expression();
-      Expression otherwise = [](State&) { return Value(); };
-      if (accept("else")) otherwise = expression();
-      value = [value = std::move(value), condition = std::move(condition),
-               otherwise = std::move(otherwise)](State& state) {
-        return condition(state).truth() ? value(state) : otherwise(state);
-      };
-    }
-    return value;
-  }
-
-  Expression or_expression() {
-    auto left = and_expression();
-    while (accept("or")) {
-      left = [left = std::move(left), right = and_expression()](State& state) {
-        auto value = left(state);
-        return value.truth() ? value : right(state);
-      };
-    }
-    return left;
-  }
-
-  Expression and_expression() {
-    auto left = not_expression();
-    while (accept("and")) {
-      left = [left = std::move(left), right = not_expression()](State& state) {
-        auto value = left(state);
-        return value.truth() ? right(state) : value;
-      };
-    }
-    return left;
-  }
-
-  Expression not_expression() {
-    const Depth guard(*this);
-    if (!accept("not")) return comparison();
-    return [value = not_expression()](State& state) { return Value(!value(state).truth()); };
-  }
-
-  Expression comparison() {
-    auto left = sum();
-    std::vector<std::pair<std::string, Expression>> rest;
-    while (true) {
-      std::string sign;
-      for (const std::string_view each : {"==", "!=", "<=", ">=", "<", ">", "in"}) {
-        if (sign.empty() && accept(each)) sign = each;
-      }
-      if (sign.empty() && sees("not") && peek(1).text == "in") {
-        take();
-        take();
-        sign = "not in";
-      }
-      if (sign.empty()) break;
-      rest.emplace_back(sign, sum());
-    }
-    if (rest.empty()) return left;
-    return [left = std::move(left), rest = std::move(rest)](State& state) {
-      auto before = left(state);
-      for (const auto& [sign, expression] : rest) {
-        auto value = expression(state);
-        if (!compare(sign, before, value)) return Value(false);
-        before = std::move(value);
-      }
-      return Value(true);
-    };
-  }
-
-  static bool compare(std::string_view sign, const Value& left, const Value& right) {
-    if (sign == "==") return left == right;
-    if (sign == "!=") return !(left == right);
-    if (sign == "<") return left < right;
-    if (sign == ">") return right < left;
-    if (sign == "<=") return !(right < left);
-    if (sign == ">=") return !(left < right);
-    return contains(right, left) == (sign == "in");
-  }
-
-  template <typename Next>
-  Expression chain(std::initializer_list<std::string_view> signs, const Next& next) {
-    auto left = next();
-    while (true) {
-      const auto found = std::find_if(signs.begin(), signs.end(), [&](auto sign) {
-        return peek().kind == TokenKind::sign && peek().text == sign;
-      });
-      if (found == signs.end()) return left;
-      take();
-      left = [sign = *found, left = std::move(left), right = next()](State& state) {
-        const auto first = left(state);
-        return compute(sign, first, right(state));
-      };
-    }
-  }
-
-  Expression sum() {
-    return chain({"+", "-"}, [this] {
-      return chain({"~"}, [this] {
-        return chain({"*", "/", "//", "%"}, [this] { return unary(); });
-      });
-    });
-  }
-
-  Expression unary() {
-    const Depth guard(*this);
-    if (accept("-")) {
-      return [value = unary()](State& state) { return compute("-", int64_t{0}, value(state)); };
-    }
-    if (accept("+")) return unary();
-    return chain({"**"}, [this] { return postfix(primary()); });
-  }
-
-  Expression primary() {
-    const Depth guard(*this);
-    const auto token = peek();
-    if (token.kind == TokenKind::string) {
-      std::string text;
-      while (peek().kind == TokenKind::string) text += take().text;
-      return [text](State&) { return Value(text); };
-    }
-    if (token.kind == TokenKind::integer || token.kind == TokenKind::number) {
-      take();
-      Value value;
-      const auto* end = token.text.data() + token.text.size();
-      int64_t integer = 0;
-      double number = 0;
-      const auto error = token.kind == TokenKind::integer
-                             ? std::from_chars(token.text.data(), end, integer).ec
-                             : std::from_chars(token.text.data(), end, number).ec;
-      if (error != std::errc()) fail(fmt::format("the number {} is too large", token.text));
-      value = token.kind == TokenKind::integer ? Value(integer) : Value(number);
-      return [value](State&) { return value; };
-    }
-    if (token.kind == TokenKind::name) {
-      take();
-      if (token.text == "true" || token.text == "True") return [](State&) { return Value(true); };
-      if (token.text == "false" || token.text == "False")
-        return [](State&) { return Value(false); };
-      if (token.text == "none" || token.text == "None")
-        return [](State&) { return Value(nullptr); };
-      return [name = token.text](State& state) { return state.look_up(name); };
-    }
-    if (accept("(")) {
-      if (accept(")")) return list_of({});
-      auto inner = list_expression();
-      expect(")");
-      return inner;
-    }
-    if (accept("[")) {
-      std::vector<Expression> all;
-      while (!accept("]")) {
-        all.push_back(expression());
-        if (!sees("]")) expect(",");
-      }
-      return list_of(std::move(all));
-    }
-    if (accept("{")) return dict();
-    fail(fmt::format("'{}' is not expected here", token.text));
-  }
-
-  Expression dict() {
-    std::vector<std::pair<Expression, Expression>> members;
-    while (!accept("}")) {
-      auto key = expression();
-      expect(":");
-      members.emplace_back(std::move(key), expression());
-      if (!sees("}")) expect(",");
-    }
-    return [members = std::move(members)](State& state) {
-      Dict made;
-      for (const auto& [key, value] : members) State::put(made, key(state).text(), value(state));
-      return Value(std::move(made));
-    };
-  }
-
-  struct Call {
-    std::vector<Expression> values;
-    std::vector<std::pair<std::string, Expression>> named;
-
-    Arguments arguments(State& state) const {
-      Arguments made;
-      add_to(made, state);
-      return made;
-    }
-    void add_to(Arguments& made, State& state) const {
-      for (const auto& each : values) made.values.push_back(each(state));
-      for (const auto& [key, each] : named) made.named.emplace_back(key, each(state));
-    }
-  };
-
-  // Behind the opening bracket.
-  Call call() {
-    Call made;
-    while (!accept(")")) {
-      if (sees("*") || sees("**")) fail("unpacked arguments are not supported");
-      if (peek().kind == TokenKind::name && peek(1).kind == TokenKind::sign &&
-          peek(1).text == "=") {
-        auto key = name();
-        take();
-        made.named.emplace_back(std::move(key), expression());
-      } else {
-        made.values.push_back(expression());
-      }
-      if (!sees(")")) expect(",");
-    }
-    return made;
-  }
-
-  Expression postfix(Expression value) {
-    while (true) {
-      if (accept(".")) {
-        value = attribute(std::move(value));
-      } else if (accept("[")) {
-        value = index(std::move(value));
-      } else if (accept("(")) {
-        value = [value = std::move(value), made = call()](State& state) {
-          state.step();
-          const auto function = value(state);
-          if (function.function() == nullptr)
-            throw Fault(fmt::format("{} is called", function.kind()));
-          return (*function.function())(made.arguments(state));
-        };
-      } else if (accept("|")) {
-        value = filter(std::move(value));
-      } else if (sees("is")) {
-        take();
-        value = test(std::move(value));
-      } else {
-        return value;
-      }
-    }
-  }
-
-  Expression attribute(Expression object) {
-    const auto member = peek().kind == TokenKind::integer
-                            ? Value(static_cast<int64_t>(std::stoi(take().text)))
-                            : Value(name());
-    if (!accept("(")) {
-      return [object = std::move(object), member](State& state) {
-        return member_of(object(state), member);
-      };
-    }
-    return [object = std::move(object), member, made = call()](State& state) {
-      state.step();
-      const auto value = object(state);
-      const auto* found = value.find(member.text());
-      if (found != nullptr && found->function() != nullptr)
-        return (*found->function())(made.arguments(state));
-      return call_method(value, member.text(), made.arguments(state));
-    };
-  }
-
-  Expression index(Expression object) {
-    std::vector<std::optional<Expression>> parts(1);
-    while (!accept("]")) {
-      if (accept(":")) {
-        parts.emplace_back();
-        if (parts.size() > 3) fail("a slice has over three parts");
-      } else {
-        parts.back() = expression();
-      }
-    }
-    if (parts.size() == 1) {
-      if (!parts[0]) fail("an index is missing");
-      return [object = std::move(object), key = *parts[0]](State& state) {
-        const auto value = object(state);
-        return member_of(value, key(state));
-      };
-    }
-    parts.resize(3);
-    return [object = std::move(object), parts](State& state) {
-      const auto part = [&](size_t i) { return parts[i] ? (*parts[i])(state) : Value(nullptr); };
-      return slice_of(object(state), part(0), part(1), part(2));
-    };
-  }
-
-  Expression filter(Expression value) {
-    const auto filter_name = name();
-    const auto function = find_filter(filter_name);
-    if (function == nullptr) fail(fmt::format("the filter '{}' is not supported", filter_name));
-    Call made;
-    if (accept("(")) made = call();
-    return apply(function, std::move(value), std::move(made), false);
-  }
-
-  Expression test(Expression value) {
-    const bool negated = accept("not");
-    const auto test_name = name();
-    const auto function = find_test(test_name);
-    if (function == nullptr) fail(fmt::format("the test '{}' is not supported", test_name));
-    Call made;
-    const auto& next = peek();
-    const bool operand = next.kind == TokenKind::string || next.kind == TokenKind::integer ||
-                         (next.kind == TokenKind::name && next.text != "and" && next.text != "or" &&
-                          next.text != "else" && next.text != "if" && next.text != "is" &&
-                          next.text != "not" && next.text != "in") ||
-                         sees("[");
-    if (accept("(")) {
-      made = call();
-    } else if (operand) {
-      made.values.push_back(primary());
-    }
-    return apply(function, std::move(value), std::move(made), negated);
-  }
-
-  static Expression apply(Builtin function, Expression value, Call made, bool negated) {
-    return [=](State& state) {
-      state.step();
-      Arguments arguments;
-      arguments.values.push_back(value(state));
-      made.add_to(arguments, state);
-      auto result = function(arguments);
-      return negated ? Value(!result.truth()) : result;
-    };
-  }
-
-  std::vector<Token> tokens_;
-  size_t at_ = 0;
-  int depth_ = 0;
   int loops_ = 0;
   bool marks_generation_ = false;
 };

@@ -26,7 +26,7 @@ struct Rendered {
   std::vector<std::pair<size_t, size_t>> generated;
 };
 
-/// Any number of threads.
+/// Any number of threads may use it at once.
 class Template {
  public:
   /// Throws Error, with the line, for what cannot be read or is not supported.

@@ -24,7 +24,7 @@ class Value;
 struct Arguments;
 
 using List = std::vector<Value>;
-/// In the order of insertion.
+/// Entries stay in the order of insertion.
 using Dict = std::vector<std::pair<std::string, Value>>;
 using Function = std::function<Value(const Arguments&)>;
 
@@ -64,17 +64,18 @@ class Value {
   /// Both throw Fault for what is no number.
   int64_t as_integer() const;
   double as_double() const;
-  /// As print() writes it.
+  /// Returns the value as print() writes it.
   std::string text() const;
   std::string repr() const;
-  /// As json.dumps writes it, with ensure_ascii false. `indent` < 0: on one line.
+  /// Returns the value as json.dumps writes it, with ensure_ascii false; on one line if `indent` is
+  /// negative.
   std::string json(int64_t indent = -1) const;
-  /// "a string", for messages.
+  /// Returns "a string" or the like, for messages.
   std::string_view kind() const;
-  /// The member of a dict; nothing if it is absent.
+  /// Returns the member of a dict, or nothing if it is absent.
   const Value* find(std::string_view key) const;
-  /// The elements of a list, the keys of a dict, or the characters of a string. Throws Fault for
-  /// another value.
+  /// Returns the elements of a list, the keys of a dict, or the characters of a string. Throws
+  /// Fault for another value.
   List elements() const;
 
   bool operator==(const Value& other) const;
@@ -103,7 +104,7 @@ struct Arguments {
   List values;
   Dict named;
 
-  /// The argument at `place`, or by `name`; `otherwise` where it is absent.
+  /// Returns the argument at `place`, or by `name`; `otherwise` where it is absent.
   Value get(size_t place, std::string_view name, Value otherwise = {}) const;
 };
 

@@ -19,14 +19,15 @@ struct AddedToken {
   bool special = false;     ///< it is no text
 };
 
-/// A part of a text: a token that was found, or what is between them.
+/// A part of a text is a token that was found, or what is between two of them.
 struct TextPart {
   std::string_view text;
   bool first = false;  ///< it begins where the whole text does
   int64_t token = -1;  ///< -1: text
 };
 
-/// Finds tokens in text: the leftmost, and of those the longest. Any number of threads.
+/// Finds tokens in text: the leftmost, and of those the longest. Any number of threads may use it
+/// at once.
 class AddedTokens {
  public:
   void add(const AddedToken& token);

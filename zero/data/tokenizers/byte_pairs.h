@@ -1,4 +1,5 @@
-// Byte-pair encoding (Sennrich et al., arXiv 1508.07909): pairs of pieces become one, by rank.
+// Byte-pair encoding (Sennrich et al., arXiv 1508.07909) joins pairs of pieces in the order of
+// their ranks.
 #pragma once
 
 #include <array>

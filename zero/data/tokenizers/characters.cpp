@@ -18,7 +18,7 @@ bool is_ascii(std::string_view text) {
 
 bool continues(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
 
-// The length of the longest beginning of `bytes` that may begin a character, at least 1.
+// Returns the length of the longest beginning of `bytes` that may begin a character, at least 1.
 size_t broken_length(std::string_view bytes) {
   const auto at = [&](size_t i) { return i < bytes.size() ? static_cast<uint8_t>(bytes[i]) : 0; };
   const auto lead = at(0);

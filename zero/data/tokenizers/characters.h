@@ -15,7 +15,7 @@ int32_t next_character(std::string_view text, size_t& at);
 int32_t previous_character(std::string_view text, size_t& end);
 void append(std::string& text, int32_t character);
 
-/// White_Space: 25 characters.
+/// Returns whether a character is one of the 25 of White_Space.
 bool is_white(int32_t character);
 /// Punctuation as BERT has it: all of ASCII's signs, and Unicode's category P.
 bool is_punctuation(int32_t character);
@@ -29,7 +29,7 @@ bool is_han(int32_t character);
 
 enum class NormalForm : uint8_t { nfc, nfd, nfkc, nfkd };
 std::string normal_form(std::string text, NormalForm form);
-/// Lower case, character by character: a sigma at the end of a word is like any other.
+/// Returns lower case, character by character: a sigma at the end of a word is like any other.
 std::string lower_case(std::string_view text);
 /// Drops the marks of category Mn.
 std::string without_marks(std::string_view text);

@@ -18,7 +18,7 @@ namespace zero::tokenizers {
 using TextInput = std::function<std::string_view()>;
 using TokenOutput = std::function<void(std::span<const uint32_t>)>;
 
-/// The functions are those of zero::Tokenizer. Any number of threads.
+/// The functions are those of zero::Tokenizer. Any number of threads may use it at once.
 class Codec {
  public:
   explicit Codec(std::filesystem::path file) : file_(std::move(file)) {}

@@ -33,7 +33,7 @@ Pieces decode_bytes(const Pieces& pieces) {
   return {with_replacements(bytes)};
 }
 
-// The byte that a piece such as <0x0A> stands for.
+// Returns the byte that a piece such as <0x0A> stands for.
 std::optional<char> byte_of(std::string_view piece) {
   if (piece.size() != 6 || !piece.starts_with("<0x") || piece[5] != '>') return {};
   unsigned value = 0;

@@ -1,4 +1,4 @@
-// The last stage of a tokenizer: the pieces of tokens to text.
+// The last stage of a tokenizer turns the pieces of tokens into text.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,8 @@
 
 namespace zero::tokenizers {
 
-/// Takes the pieces of tokens and gives texts that, joined, are the text. Any number of threads.
+/// Takes the pieces of tokens and gives texts that, joined, are the text. Any number of threads may
+/// use it at once.
 using Decoder = std::function<std::vector<std::string>(std::vector<std::string>)>;
 
 /// Makes the decoder that `json` describes; null puts a blank between pieces. Throws Error for one

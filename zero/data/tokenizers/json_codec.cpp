@@ -25,7 +25,7 @@ namespace {
 constexpr size_t kBlockBytes = size_t{1} << 18;
 constexpr size_t kBlocksAtOnce = 32;
 
-// The last place at which `text` may be cut, or 0. The text may end within a character.
+// Returns the last place at which `text` may be cut, or 0. The text may end within a character.
 size_t last_cut(std::string_view text) {
   for (size_t at = text.rfind('\n'); at != std::string_view::npos && at > 0;
        at = text.rfind('\n', at - 1)) {

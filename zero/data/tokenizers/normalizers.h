@@ -1,4 +1,4 @@
-// The first stage of a tokenizer: changes text.
+// The first stage of a tokenizer changes text.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 
 namespace zero::tokenizers {
 
-/// Takes and gives UTF-8. Any number of threads.
+/// Takes and gives UTF-8. Any number of threads may use it at once.
 using Normalizer = std::function<std::string(std::string)>;
 
 /// Makes the normalizer that `json` describes; null changes nothing. Throws Error for one that is

@@ -12,7 +12,7 @@
 namespace zero::tokenizers {
 namespace {
 
-// GPT-2's.
+// This is GPT-2's expression.
 constexpr std::string_view kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 

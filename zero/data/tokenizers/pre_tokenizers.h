@@ -1,4 +1,4 @@
-// The second stage of a tokenizer: cuts text into words.
+// The second stage of a tokenizer cuts text into words.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ struct Word {
 };
 using Words = std::vector<Word>;
 
-/// Cuts words further. Any number of threads.
+/// Cuts words further. Any number of threads may use it at once.
 using PreTokenizer = std::function<Words(Words)>;
 
 /// Makes the pre-tokenizer that `json` describes; null cuts nothing. Throws Error for one that is

@@ -14,7 +14,7 @@
 namespace zero::tokenizers {
 namespace {
 
-// White_Space. PCRE2's \s has U+180E besides.
+// These are the characters of White_Space. PCRE2's \s has U+180E besides.
 constexpr std::string_view kWhite =
     "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}"
     "\\x{3000}";

@@ -14,7 +14,7 @@ namespace zero::tokenizers {
 using OnMatch = std::function<void(size_t begin, size_t end)>;
 
 /// A pattern as Hugging Face's tokenizers take it (Oniguruma's syntax). The classes L, N, P, S and
-/// M are those of Unicode 16, whatever PCRE2 has. Any number of threads.
+/// M are those of Unicode 16, whatever PCRE2 has. Any number of threads may use it at once.
 class Regex {
  public:
   /// Throws Error for a pattern that PCRE2 refuses, or that has something that means another thing
@@ -29,7 +29,7 @@ class Regex {
   std::shared_ptr<const void> code_;
 };
 
-/// {"String": text} or {"Regex": pattern}.
+/// Reads {"String": text} or {"Regex": pattern}.
 class Pattern {
  public:
   explicit Pattern(const nlohmann::json& json);

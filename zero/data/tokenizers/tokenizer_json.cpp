@@ -26,7 +26,6 @@ void require_utf8(std::string_view text) {
                                 in_quotes(text.substr(0, 40)), good));
 }
 
-// The tokens that a template puts before and behind the text.
 // Returns whether a pair is the first text as it is alone, and behind it the second from its text
 // on, of the type 1.
 bool pairs_plainly(const Json& json) {
@@ -44,6 +43,7 @@ bool pairs_plainly(const Json& json) {
   return json.contains("pair") && json.at("pair") == expected;
 }
 
+// Returns the tokens that a template puts before and behind the text.
 std::pair<Ids, Ids> template_tokens(const Json& json) {
   std::pair<Ids, Ids> around;
   bool behind = false;

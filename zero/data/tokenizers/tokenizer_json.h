@@ -24,23 +24,23 @@
 
 namespace zero::tokenizers {
 
-/// Any number of threads.
+/// Any number of threads may use it at once.
 class TokenizerJson {
  public:
   /// Throws DataError, which names `source`, for text that is no tokenizer.json, and for a stage or
   /// an option that libzero does not compute.
   TokenizerJson(std::string_view json, std::string_view source);
 
-  /// The largest token, plus one.
+  /// Returns the largest token, plus one.
   int64_t vocab_size() const { return static_cast<int64_t>(pieces_.size()); }
   /// Appends the tokens of `text`, with those that the post-processor adds where `special`. Throws
   /// DataError for text that is not UTF-8, or of 1 GiB and more.
   void encode(std::string_view text, bool special, Ids& tokens) const;
-  /// The text of tokens below vocab_size.
+  /// Returns the text of tokens below vocab_size.
   std::string decode(const Ids& tokens, bool skip_special) const;
-  /// The token that is written so; an added one, or a piece.
+  /// Returns the token that is written so; an added one, or a piece.
   std::optional<uint32_t> id(std::string_view piece) const;
-  /// As the file writes the token.
+  /// Returns the token as the file writes it.
   const std::string& piece(uint32_t token) const { return pieces_[token]; }
   bool special(uint32_t token) const { return special_[token]; }
   std::optional<uint32_t> unknown_token() const { return model_->unknown_token(); }

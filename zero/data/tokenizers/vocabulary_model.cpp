@@ -10,7 +10,8 @@
 namespace zero::tokenizers {
 namespace {
 
-// Far above every vocabulary; a table of all tokens is made.
+// This is far above every vocabulary. There is a table of all tokens, which must not grow without
+// limit.
 constexpr uint64_t kMostTokens = uint64_t{1} << 24;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The third stage of a tokenizer: words to tokens.
+// The third stage of a tokenizer turns words into tokens.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ using ByText = std::unordered_map<std::string, Value, HashOfText, std::equal_to<
 /// The tokens of words that were met before. It belongs to one thread at a time.
 using WordCache = ByText<Ids>;
 
-/// A vocabulary, and a rule that writes a word in its pieces. Any number of threads.
+/// A vocabulary, and a rule that writes a word in its pieces. Any number of threads may use it at
+/// once.
 class VocabularyModel {
  public:
   virtual ~VocabularyModel() = default;

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "zero/models/layers/activation.h"
 #include "zero/models/layers/key_value_cache.h"
@@ -67,9 +66,9 @@ at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x, KeyValueCache* cache,
                                       const at::Tensor& mask) {
   const int64_t batch = x.size(0);
   const int64_t sequence = x.size(1);
-  // unbind, not three selects: its backward writes the three gradients side by side once instead of
-  // adding three zero-padded ones. The kernel reads and writes (B, T, heads, C / heads) through
-  // strides, so nothing is permuted in memory.
+  // It uses unbind, and not three selects: the backward of unbind writes the three gradients side
+  // by side once instead of adding three zero-padded ones. The kernel reads and writes (B, T,
+  // heads, C / heads) through strides, so nothing is permuted in memory.
   auto parts =
       c_attn(x).view({batch, sequence, 3, config_.heads, config_.width / config_.heads}).unbind(2);
   if (cache != nullptr) {

@@ -50,23 +50,23 @@ struct Gpt2Config {
   /// [0, 1), and the activation is known.
   void validate() const;
 
-  /// The number of parameters of a model of these sizes; tied embeddings count once.
+  /// Returns the number of parameters of a model of these sizes; tied embeddings count once.
   int64_t parameter_count() const;
-  /// Rows and columns of each parameter of two dimensions.
+  /// Returns the rows and columns of each parameter of two dimensions.
   std::vector<std::array<int64_t, 2>> matrices() const;
 
-  /// Hugging Face's config.json for a GPT-2: reading it back gives an equal config.
+  /// Returns Hugging Face's config.json for a GPT-2. Reading it back gives an equal config.
   std::string to_json() const;
 
-  /// The config that a Hugging Face config.json describes. Keys that are absent take Hugging Face's
-  /// defaults (dropout 0.1); keys that do not bear on the model are ignored. ConfigError, which
-  /// names `source`, for malformed JSON, another model type, a variant that Gpt2 does not compute,
-  /// or sizes that do not validate.
+  /// Returns the config that a Hugging Face config.json describes. Keys that are absent take
+  /// Hugging Face's defaults (dropout 0.1); keys that do not bear on the model are ignored.
+  /// ConfigError, which names `source`, for malformed JSON, another model type, a variant that Gpt2
+  /// does not compute, or sizes that do not validate.
   static Gpt2Config from_json(std::string_view json, std::string_view source);
 
   /// "gpt2" (124 M), "gpt2-medium", "gpt2-large", "gpt2-xl" or "gpt2-nano" (6 layers, 384 wide, 6
-  /// heads), all without dropout, as is usual for pre-training. ConfigError for another name, with
-  /// the nearest one.
+  /// heads), all without dropout, as is usual for pre-training. Throws ConfigError for another
+  /// name, with the nearest one.
   static Gpt2Config preset(std::string_view name);
   static const std::vector<std::string>& preset_names();
 

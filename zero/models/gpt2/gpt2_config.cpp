@@ -145,11 +145,7 @@ Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source)
   config.scale_scores_by_layer =
       read.get("scale_attn_by_inverse_layer_idx", config.scale_scores_by_layer);
   config.activation = activation_called(read.get("activation_function", config.activation));
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", source, error.what()));
-  }
+  read.validate(config);
   return config;
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/language/module_language_model.h"

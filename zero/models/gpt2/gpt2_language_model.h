@@ -5,7 +5,7 @@
 
 namespace zero {
 
-/// model_type "gpt2"; Gpt2Config::preset's names.
+/// Returns the architecture with model_type "gpt2" and the names of Gpt2Config::preset.
 Architecture gpt2_architecture();
 
 }  // namespace zero

@@ -1,8 +1,10 @@
-// Reads the values of a Hugging Face config.json, and says which file, key and value are wrong.
+// Reads the values of a file of Hugging Face (config.json, adapter_config.json), and says which
+// file, key and value are wrong.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -11,6 +13,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
@@ -39,7 +42,8 @@ inline constexpr std::array<std::string_view, 18> kIdleKeys{"architectures",
 
 class ConfigReader {
  public:
-  /// `source` names the file in errors. ConfigError for malformed JSON or anything but an object.
+  /// `source` names the file in errors. Throws ConfigError for malformed JSON, and for anything but
+  /// an object.
   ConfigReader(std::string_view text, std::string_view source) : source_(source) {
     try {
       object_ = nlohmann::json::parse(text);
@@ -96,12 +100,23 @@ class ConfigReader {
     }
   }
 
+  /// Validates what was made of the values; errors name the file.
+  template <typename Config>
+  void validate(const Config& config) const {
+    try {
+      config.validate();
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", source_, error.what()));
+    }
+  }
+
  private:
   template <typename T>
   static std::string_view kind() {
     if constexpr (std::is_same_v<T, bool>) return "true or false";
     if constexpr (std::is_same_v<T, int64_t>) return "a whole number";
     if constexpr (std::is_same_v<T, double>) return "a number";
+    if constexpr (std::is_same_v<T, std::vector<std::string>>) return "a list of strings";
     return "a string";
   }
   template <typename T>
@@ -109,6 +124,9 @@ class ConfigReader {
     if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
     if constexpr (std::is_same_v<T, int64_t>) return value.is_number_integer();
     if constexpr (std::is_same_v<T, double>) return value.is_number();
+    if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+      return value.is_array() && std::all_of(value.begin(), value.end(), is_kind<std::string>);
+    }
     return value.is_string();
   }
 

@@ -20,7 +20,7 @@ namespace zero {
 class KeyValueCache;
 struct LinearCrossEntropyOptions;
 
-/// A part of a module: the architecture derives from it beside torch::nn::Module. `tokens` and
+/// Is a part of a module: an architecture derives from it and from torch::nn::Module. `tokens` and
 /// `targets` are int64. All functions throw ConfigError for another dtype or shape or for a
 /// sequence longer than the context.
 class Decoder {
@@ -30,30 +30,30 @@ class Decoder {
   Decoder& operator=(const Decoder&) = default;
   virtual ~Decoder() = default;
 
-  /// The hidden states after the last norm. (B, T) -> (B, T, C).
+  /// Returns the hidden states after the last norm. (B, T) -> (B, T, C).
   at::Tensor forward(const at::Tensor& tokens) { return normed(body(tokens)); }
 
-  /// The mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B, T), (B,
-  /// T) -> ().
+  /// Returns the mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B,
+  /// T), (B, T) -> ().
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
-  /// The model as layers, for the micro-batches of a step: `tokens[i]` and `targets[i]` as `loss`
-  /// takes them, all of one shape. The embeddings of all micro-batches are computed together; each
-  /// block is a layer. Holds the model's modules.
+  /// Returns the model as layers, for the micro-batches of a step: `tokens[i]` and `targets[i]` as
+  /// `loss` takes them, all of one shape. The embeddings of all micro-batches are computed
+  /// together; each block is a layer. Holds the model's modules.
   LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets);
 
-  /// Unnormalised log-probabilities. (B, T) -> (B, T, V).
+  /// Returns unnormalised log-probabilities. (B, T) -> (B, T, V).
   at::Tensor logits(const at::Tensor& tokens);
 
-  /// The same for the last position only. (B, T) -> (B, V).
+  /// Returns the same for the last position only. (B, T) -> (B, V).
   at::Tensor logits_last(const at::Tensor& tokens);
 
-  /// The same for tokens that follow those whose keys and values are in `cache`, which then has
-  /// those of `tokens` too. The sums of attention run in another order than without a cache.
+  /// Returns the same for tokens that follow those whose keys and values are in `cache`, which then
+  /// has those of `tokens` too. The sums of attention run in another order than without a cache.
   at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache);
 
-  /// From the next forward on. Losses and gradients stay the same to the bit. ConfigError for a
-  /// negative `every`.
+  /// Has an effect from the next forward on. Losses and gradients stay the same to the bit. Throws
+  /// ConfigError for a negative `every`.
   void recompute(RecomputeSettings settings);
   const RecomputeSettings& recompute() const { return recompute_; }
 
@@ -83,7 +83,7 @@ class Decoder {
   virtual std::shared_ptr<Decoder> self() = 0;
 
  private:
-  /// The hidden states before the last norm. (B, T) -> (B, T, C).
+  /// Returns the hidden states before the last norm. (B, T) -> (B, T, C).
   at::Tensor body(const at::Tensor& tokens, const at::Tensor& slot = {});
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot = {}, int64_t first = 0);
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets,

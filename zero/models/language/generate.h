@@ -1,4 +1,4 @@
-// Text from a language model, a token at a time.
+// Makes text with a language model, a token at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +27,8 @@ struct GenerateOptions {
   std::function<void(int64_t)> on_token{};  ///< told each token
 };
 
-/// (1, T) int64 tokens -> (1, V) logits of the next token. T grows to GenerateOptions::context.
-/// Called without gradients, once a token.
+/// Maps (1, T) int64 tokens to (1, V) logits of the next token. T grows to
+/// GenerateOptions::context. Called without gradients, once a token.
 using LastLogits = std::function<at::Tensor(const at::Tensor& tokens)>;
 
 /// Makes a LastLogits of a model, which is borrowed, on the CPU: it keeps keys and values, and so
@@ -36,8 +36,8 @@ using LastLogits = std::function<at::Tensor(const at::Tensor& tokens)>;
 /// the context, each call computes all of it.
 LastLogits cached_logits(LanguageModel& model);
 
-/// Continues `prompt` and returns the new tokens, without the prompt. ConfigError for an empty
-/// prompt or options out of range; zero::Error when a logit is NaN or infinite upwards.
+/// Continues `prompt` and returns the new tokens, without the prompt. Throws ConfigError for an
+/// empty prompt or options out of range; zero::Error when a logit is NaN or infinite upwards.
 std::vector<int64_t> generate(std::span<const int64_t> prompt, const LastLogits& last_logits,
                               const GenerateOptions& options);
 

@@ -47,35 +47,36 @@ class LanguageModelConfig {
   /// Returns whether the vocabulary should be that of the data, since nobody has published weights
   /// of these sizes.
   virtual bool takes_vocabulary_of_data() const = 0;
-  /// The longest sequence.
+  /// Returns the length of the longest sequence.
   virtual int64_t context() const = 0;
   /// Returns how many layers LanguageModel::layers gives.
   virtual int64_t layers() const = 0;
-  /// The number of parameters, and the elements of the largest.
+  /// Return the number of parameters, and the elements of the largest.
   virtual int64_t parameter_count() const = 0;
   virtual int64_t largest_parameter() const = 0;
-  /// Rows and columns of each parameter of two dimensions.
+  /// Returns the rows and columns of each parameter of two dimensions.
   virtual std::vector<std::array<int64_t, 2>> matrices() const = 0;
   /// Returns the bytes of the activations of a micro-batch of so many tokens, in elements of so
   /// many bytes.
   virtual ActivationBytes activation_bytes(int64_t tokens, int64_t element_bytes) const = 0;
+  /// Returns what the model's head predicts.
   virtual Head head() const { return Head::next_token; }
-  /// The names of the classes by number; empty for another head.
+  /// Returns the names of the classes by number; empty for another head.
   virtual std::vector<std::string> labels() const { return {}; }
   /// Gives the model another head; `labels` names its classes, and is empty for another head.
-  /// ConfigError where these models do not have it.
+  /// Throws ConfigError where these models do not have it.
   virtual void set_head(Head head, std::vector<std::string> labels);
   /// Returns the token that fills texts up; -1: none is known.
   virtual int64_t padding() const { return -1; }
-  /// The probability of every dropout.
+  /// Sets the probability of every dropout.
   virtual void set_dropout(double probability) = 0;
   /// Throws ConfigError, naming the value, for sizes that make no model.
   virtual void validate() const = 0;
   /// Hugging Face's config.json, which Architecture::from_json reads back to equal sizes.
   virtual std::string to_json() const = 0;
-  /// For people, as "12 layers, 768 wide".
+  /// Returns a description for people, as "12 layers, 768 wide".
   virtual std::string description() const = 0;
-  /// A model of these sizes, its weights drawn from LibTorch's default generator. Throws
+  /// Returns a model of these sizes, its weights drawn from LibTorch's default generator. Throws
   /// ConfigError as `validate`.
   virtual std::unique_ptr<LanguageModel> build() const = 0;
 };
@@ -90,27 +91,28 @@ class LanguageModel {
   LanguageModel& operator=(const LanguageModel&) = delete;
   virtual ~LanguageModel() = default;
 
-  /// Its parameters, under the names of checkpoints.
+  /// Returns the module, whose parameters are under the names of checkpoints.
   virtual torch::nn::Module& module() = 0;
   virtual const LanguageModelConfig& config() const = 0;
-  /// The mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B, T), (B,
-  /// T) -> ().
+  /// Returns the mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B,
+  /// T), (B, T) -> ().
   virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) = 0;
-  /// The model as layers, for micro-batches that pass together: `tokens[i]` and `targets[i]` as
-  /// `loss` takes them, all of one shape.
+  /// Returns the model as layers, for micro-batches that pass together: `tokens[i]` and
+  /// `targets[i]` as `loss` takes them, all of one shape.
   virtual LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) = 0;
-  /// Unnormalised log-probabilities of what `loss` compares with targets. (B, T) -> (B, T, V).
+  /// Returns unnormalised log-probabilities of what `loss` compares with targets. (B, T) -> (B, T,
+  /// V).
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
-  /// The same of the token behind the last. (B, T) -> (B, V). ConfigError for an encoder, as in
-  /// logits_next.
+  /// Returns those of the token behind the last. (B, T) -> (B, V). Throws ConfigError for an
+  /// encoder, as logits_next does.
   virtual at::Tensor logits_last(const at::Tensor& tokens) = 0;
-  /// The same for tokens that follow those in `cache` (Decoder::logits_next).
+  /// Returns the same for tokens that follow those in `cache` (Decoder::logits_next).
   virtual at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) = 0;
   /// Sets which layers `loss` recomputes in backward, from the next time on. Throws ConfigError for
   /// a negative `every`.
   virtual void recompute(RecomputeSettings settings) = 0;
-  /// By the parameters' names; one that is absent is exported whole, under its own name. The
-  /// parameters of one tensor come one after the other.
+  /// Returns places by the parameters' names; a parameter that is absent is exported whole, under
+  /// its own name. The parameters of one tensor come one after the other.
   virtual std::map<std::string, TensorPlace> export_places() = 0;
   /// Names that other programs' files may have beside those of parameters, because this model ties
   /// them: by such a name, the parameter. Empty where nothing is tied.

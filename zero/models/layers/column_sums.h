@@ -6,9 +6,9 @@
 namespace zero {
 
 /// `result` (C) becomes the sums of the columns of `matrix` (N, C; contiguous), of the same dtype
-/// or a wider one. On a device it is the operator `zero::column_sums_`, asynchronous: by a kernel
-/// that a plugin brings (Note [Kernels of a device] in zero/optim/operators.h), or by at::sum_out
-/// as on the CPU. Not differentiable.
+/// or a wider one. On a device it is the operator `zero::column_sums_`, which is asynchronous: it
+/// runs a kernel that a plugin brings (Note [Kernels of a device] in zero/optim/operators.h), or
+/// at::sum_out as on the CPU. It is not differentiable.
 void column_sums_into(at::Tensor& result, const at::Tensor& matrix);
 
 }  // namespace zero

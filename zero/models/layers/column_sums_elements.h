@@ -11,8 +11,8 @@
 
 namespace zero::column_sums {
 
-/// The sums of columns [column, column + kCount) over rows first, first + step, ... of `rows` rows,
-/// each `columns` wide.
+/// Returns the sums of columns [column, column + kCount) over rows first, first + step, ... of
+/// `rows` rows, each `columns` wide.
 template <class Numbers, int kCount>
 constexpr packs::Pack<float, kCount> of_rows(const typename Numbers::Stored* matrix, int64_t rows,
                                              int64_t columns, int64_t column, int64_t first,
@@ -36,7 +36,7 @@ constexpr packs::Pack<float, kCount> of_rows(const typename Numbers::Stored* mat
   return sums;
 }
 
-/// The sum of column `column` over parts first, first + step, ... of `count`.
+/// Returns the sum of column `column` over parts first, first + step, ... of `count`.
 constexpr float of_parts(const float* parts, int64_t count, int64_t columns, int64_t column,
                          int64_t first, int64_t step) {
   float sum = 0;

@@ -52,7 +52,7 @@ struct LossAndGradients {
   at::Tensor bias;    // (V), undefined when not needed
 };
 
-// The weight or the bias in `dtype`, with rows of zeros at its end: Note [A vocabulary of a
+// Returns the weight or the bias in `dtype`, with rows of zeros at its end: Note [A vocabulary of a
 // multiple of 64]. The logits of those rows are zero, are in no view that the loss sees, and stay
 // zero, so that they change neither sum.
 at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype, int64_t rows) {
@@ -66,7 +66,7 @@ at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype, int64_t rows) 
   return whole;
 }
 
-// result (rows, C) = logits (rows, V) x weight (V, C).
+// Computes result (rows, C) = logits (rows, V) x weight (V, C).
 void gradient_of_hidden(at::Tensor result, const at::Tensor& logits, const at::Tensor& weight) {
   if (on_cpu(result)) {
     result.copy_(product(logits, weight));
@@ -75,9 +75,9 @@ void gradient_of_hidden(at::Tensor result, const at::Tensor& logits, const at::T
   }
 }
 
-// weight (V, C) += logits^T (V, rows) x (rows, C), or = where it is the first. On the CPU in blocks
-// of the vocabulary: oneDNN, which multiplies bf16, is a sixth slower where one dimension is very
-// long.
+// Computes weight (V, C) += logits^T (V, rows) x (rows, C), or = for the first rows. On the CPU in
+// blocks of the vocabulary: oneDNN, which multiplies bf16, is a sixth slower where one dimension is
+// very long.
 void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Tensor& x,
                bool first) {
   const int64_t most = x.is_cpu() ? 8192 : weight.size(0);
@@ -174,8 +174,8 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const double factor = static_cast<float>(loss_factor(weight));
     auto result =
         compute(hidden, weight, bias.value_or(at::Tensor()), targets, need, options, factor);
-    // Not save_for_backward: a saved variable is shared and versioned, and these are ours to scale
-    // in place and give away.
+    // This does not use save_for_backward: a saved variable is shared and versioned, and these are
+    // ours to scale in place and give away.
     context->saved_data["hidden"] = std::move(result.hidden);
     context->saved_data["weight"] = std::move(result.weight);
     context->saved_data["bias"] = std::move(result.bias);

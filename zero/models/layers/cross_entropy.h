@@ -38,8 +38,8 @@ struct LinearCrossEntropyOptions {
 /// The logits are computed a chunk of rows at a time. When a gradient is needed it is computed in
 /// the same visit of each chunk, so the projection is computed once, and no memory of size (N, V)
 /// is kept; the gradients of `hidden` and `weight` are held until backward. Hence backward can run
-/// once: a second one, or a derivative of the derivative, throws zero::Error. ConfigError for
-/// shapes or dtypes that do not fit.
+/// once: a second one, or a derivative of the derivative, throws zero::Error. Throws ConfigError
+/// for shapes or dtypes that do not fit.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

@@ -52,7 +52,7 @@ at::Tensor enqueue_backward(const at::Tensor& x, const at::Tensor& dy, at::Tenso
   return op.call(x, dy, dx, again);
 }
 
-// The shapes alone, for traces.
+// Computes the shapes alone, for traces.
 at::Tensor values_on_meta(const at::Tensor& x) { return at::empty_like(x); }
 at::Tensor backward_on_meta(const at::Tensor& x, const at::Tensor& /*dy*/, at::Tensor& dx,
                             bool again) {

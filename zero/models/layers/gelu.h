@@ -5,20 +5,23 @@
 
 namespace zero {
 
-/// x (...) -> (...): x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, computed as x times the
-/// logistic function of twice the argument: one exponential and no hyperbolic tangent. By a kernel
-/// of libzero's with a backward of its own where has_tanh_gelu_kernel, else by at::gelu.
+/// Maps x (...) to (...): x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, computed as x times
+/// the logistic function of twice the argument: one exponential and no hyperbolic tangent. It is
+/// computed by a kernel of libzero's with a backward of its own if has_tanh_gelu_kernel, and else
+/// by at::gelu.
 at::Tensor tanh_gelu(const at::Tensor& x);
 
-/// On CPUs for fp32 and bf16 (calculated in fp32), by vectors; on devices for which a plugin brings
-/// `zero::tanh_gelu` and `zero::tanh_gelu_backward` (Note [Kernels of a device] in
-/// zero/optim/operators.h).
+/// Returns whether there is a kernel: on CPUs for fp32 and bf16 (calculated in fp32), by vectors;
+/// on devices for which a plugin brings `zero::tanh_gelu` and `zero::tanh_gelu_backward` (Note
+/// [Kernels of a device] in zero/optim/operators.h).
 bool has_tanh_gelu_kernel(const at::Tensor& x);
-/// The kernels by themselves, not differentiable. `x` and `dy` are contiguous.
+/// The next three call the kernels by themselves, and are not differentiable. `x` and `dy` are
+/// contiguous.
 at::Tensor tanh_gelu_values(const at::Tensor& x);
 /// `dx` becomes dy gelu'(x); it may be `dy`, and is contiguous too.
 void tanh_gelu_gradient(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx);
-/// Both: tanh_gelu_values(x), and `dy` becomes dy gelu'(x). On a device in one pass.
+/// Does both: returns tanh_gelu_values(x), and `dy` becomes dy gelu'(x). On a device it takes one
+/// pass.
 at::Tensor tanh_gelu_again(const at::Tensor& x, const at::Tensor& dy);
 
 }  // namespace zero

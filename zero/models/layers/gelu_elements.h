@@ -26,7 +26,7 @@ constexpr Logistic logistic(float x) {
 template <class Numbers, int kCount>
 using Stored = packs::Pack<typename Numbers::Stored, kCount>;
 
-/// y = gelu(x).
+/// Computes y = gelu(x).
 template <class Math, class Numbers, int kCount>
 constexpr Stored<Numbers, kCount> values(const Stored<Numbers, kCount>& stored) {
   const auto x = packs::widened<Numbers, kCount>(stored);
@@ -36,7 +36,7 @@ constexpr Stored<Numbers, kCount> values(const Stored<Numbers, kCount>& stored) 
   return y;
 }
 
-/// dx = dy gelu'(x), and y = gelu(x) once more.
+/// Computes dx = dy gelu'(x), and y = gelu(x) once more.
 template <class Numbers, int kCount>
 struct Backward {
   Stored<Numbers, kCount> dx, y;

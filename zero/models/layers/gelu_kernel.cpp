@@ -1,12 +1,10 @@
 #include "zero/models/layers/gelu_kernel.h"
 
-#include <algorithm>
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "zero/models/layers/gelu_kernel.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-// After highway.h, once for each target.
+// These come after highway.h, once for each target.
 #include <hwy/contrib/math/math-inl.h>
 
 #include "zero/optim/elements-inl.h"
@@ -46,7 +44,7 @@ HWY_INLINE Vector value(Tag d, Vector x) { return hn::Mul(x, logistic(d, x).s); 
 HWY_INLINE Vector slope(Tag d, Vector x) {
   const auto [z, s] = logistic(d, x);
   const auto dz = hn::MulAdd(hn::Mul(x, x), hn::Set(d, 3.0F * kTwice * kCubic), hn::Set(d, kTwice));
-  // s + x s (1 - s) z'
+  // The slope is s + x s (1 - s) z'.
   const auto inner = hn::Mul(hn::Mul(x, dz), hn::Sub(hn::Set(d, 1.0F), s));
   const auto inside = hn::MulAdd(s, inner, s);
   return hn::IfThenElse(hn::Gt(hn::Abs(z), hn::Set(d, kSaturated)), s, inside);

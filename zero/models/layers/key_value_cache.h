@@ -18,7 +18,7 @@ struct KeyValues {
 
 class KeyValueCache {
  public:
-  /// The number of positions that all layers have.
+  /// Returns the number of positions that all layers have.
   int64_t length() const { return length_; }
   /// Appends those of new positions to a layer, and returns all that it has. (B, T, K, D).
   const KeyValues& append(size_t layer, const at::Tensor& keys, const at::Tensor& values);

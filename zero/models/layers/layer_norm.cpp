@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 
 constexpr const char *kNorm = "zero::layer_norm", *kNormBackward = "zero::layer_norm_backward";
 
-// The widest rows of the kernels; a narrow one gives a thread too little to do.
+// Kernels take rows up to this width; a narrow row gives a thread too little to do.
 constexpr int64_t kMostColumns = 2048, kFewestColumns = 128, kMultiple = 8;
 
 bool has_kernel(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -75,7 +75,7 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
   }
 };
 
-// The shapes alone, for traces.
+// Computes the shapes alone, for traces.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_on_meta(const at::Tensor& x,
                                                             const at::Tensor& /*weight*/,
                                                             const at::Tensor& /*bias*/,

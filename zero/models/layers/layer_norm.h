@@ -5,16 +5,17 @@
 
 namespace zero {
 
-/// x (..., C) -> (..., C), with `weight` and `bias` (C). Equal to at::layer_norm, and just that on
-/// the CPU and on devices without the kernels `zero::layer_norm` (y, mean and 1 / deviation of each
-/// row) and `zero::layer_norm_backward` (Note [Kernels of a device] in zero/optim/operators.h).
-/// With them each pass reads its inputs once, and the gradients of weight and bias are computed
-/// where zero::gradient_place says.
+/// Maps x (..., C) to (..., C), with `weight` and `bias` (C). The result equals at::layer_norm's,
+/// which it calls on the CPU and on devices without the kernels `zero::layer_norm` (y, mean and 1 /
+/// deviation of each row) and `zero::layer_norm_backward` (Note [Kernels of a device] in
+/// zero/optim/operators.h). With them each pass reads its inputs once, and the gradients of weight
+/// and bias are computed where zero::gradient_place says.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps);
 
-/// The backward pass by such a kernel: `dx` is returned, `dweight` and `dbias` are overwritten. dy
-/// and x (N, C), contiguous and of one dtype with weight; mean and rstd (N) fp32. Asynchronous.
+/// Makes the backward pass by such a kernel: returns `dx`, and overwrites `dweight` and `dbias`. dy
+/// and x (N, C) are contiguous and of one dtype with weight; mean and rstd (N) are fp32. The call
+/// is asynchronous.
 at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
                                const at::Tensor& rstd, const at::Tensor& weight,
                                at::Tensor& dweight, at::Tensor& dbias);

@@ -1,14 +1,16 @@
 // Layer norm as a device's threads compute it: Note [Kernels in plain C++] in
 // zero/optim/device_elements.h.
 //
-// Forward a warp has a row, and each lane keeps its packs of the row: the mean is known before the
-// sum of squares around it.
+// In forward a warp has a row, and each lane keeps its packs of the row. So the mean is known
+// before the sum of squares around it is taken.
 //
-// Backward,
-// with n = (x - mean) rstd and g = dy weight, for a row of C numbers (Ba, Kiros and Hinton, arXiv
-// 1607.06450):  dx = rstd (g - mean(g) - n mean(g n)),  dweight = sum over rows of dy n,
-// dbias = sum over rows of dy.  A thread has the same columns of all rows that its block visits. It
-// adds up its columns of dweight and dbias, which become a part of column_sums_elements.h.
+// In backward, a row of C numbers has n = (x - mean) rstd and g = dy weight (Ba, Kiros and Hinton,
+// arXiv 1607.06450), and the gradients are
+//   dx = rstd (g - mean(g) - n mean(g n))
+//   dweight = sum over rows of dy n
+//   dbias = sum over rows of dy
+// A thread has the same columns of all rows that its block visits. It adds up its columns of
+// dweight and dbias, which become a part of column_sums_elements.h.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,7 @@ constexpr float sum_of(const packs::Pack<float, kCount>& x) {
   return sum;
 }
 
-/// The sum of (x - mean)^2.
+/// Returns the sum of (x - mean)^2.
 template <int kCount>
 constexpr float squares_of(const packs::Pack<float, kCount>& x, float mean) {
   float sum = 0;
@@ -60,7 +62,7 @@ struct Gradients {
   packs::Pack<float, kCount> weight, bias;
 };
 
-/// The sums of a share; what it has of the weight's and the bias's gradients is added to theirs.
+/// Returns the sums of a share, and adds its part of the gradients of weight and bias to theirs.
 template <class Numbers, int kCount>
 constexpr Sums add(const Share<Numbers, kCount>& share, const packs::Pack<float, kCount>& weight,
                    Gradients<kCount>& gradients) {
@@ -78,7 +80,7 @@ constexpr Sums add(const Share<Numbers, kCount>& share, const packs::Pack<float,
   return sums;
 }
 
-/// dx of a share, `row` the sums of its whole row of `columns` numbers.
+/// Returns dx of a share. `row` has the sums of its whole row of `columns` numbers.
 template <class Numbers, int kCount>
 constexpr packs::Pack<typename Numbers::Stored, kCount> dx_of(
     const Share<Numbers, kCount>& share, const packs::Pack<float, kCount>& weight, Sums row,

@@ -11,17 +11,18 @@ enum class WeightLayout {
   out_in,  ///< (out, in): y = x W^T, as in torch::nn::Linear
 };
 
-/// x (..., in) -> (..., out); `bias` (out) may be undefined. Equal to torch::nn::functional::linear
-/// up to the order of the sums, and differentiable as often. In backward the gradients of
-/// weight and bias are computed where zero::gradient_place says, if it says so. In a zero::Autocast
-/// scope x, weight and bias are cast, and the result has that dtype; the weight is cast again in
-/// backward. Throws ConfigError for dtypes that do not go together.
+/// Maps x (..., in) to (..., out); `bias` (out) may be undefined. The result equals that of
+/// torch::nn::functional::linear up to the order of the sums, and is differentiable as often. In
+/// backward the gradients of weight and bias are computed where zero::gradient_place says, if it
+/// says so. In a zero::Autocast scope x, weight and bias are cast, and the result has that dtype;
+/// the weight is cast again in backward. Throws ConfigError for dtypes that do not go together.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout = WeightLayout::out_in);
 
-/// linear(tanh_gelu(x), weight, bias, layout), the second half of a feed-forward layer, which keeps
-/// x alone for backward and computes its GELU again there: a quarter of what a transformer's block
-/// keeps, for a two-hundredth of its time. Backward once (no second derivative).
+/// Returns linear(tanh_gelu(x), weight, bias, layout), the second half of a feed-forward layer,
+/// which keeps x alone for backward and computes its GELU again there: a quarter of what a
+/// transformer's block keeps, for a two-hundredth of its time. Backward runs once (there is no
+/// second derivative).
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        WeightLayout layout = WeightLayout::out_in);
 

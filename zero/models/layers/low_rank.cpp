@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <memory>
 
 #include "zero/base/error.h"
 #include "zero/models/layers/linear.h"

@@ -28,8 +28,8 @@ class LowRankMatrixImpl : public torch::nn::Cloneable<LowRankMatrixImpl> {
 };
 TORCH_MODULE(LowRankMatrix);
 
-/// The matrices A (rank, in) and B (out, rank) of a linear layer, as its submodules `lora_A` and
-/// `lora_B`.
+/// Holds the matrices A (rank, in) and B (out, rank) of a linear layer, as its submodules `lora_A`
+/// and `lora_B`.
 class LowRank {
  public:
   /// Makes the submodules, in the dtype and on the device of `like`. A is drawn by LibTorch's

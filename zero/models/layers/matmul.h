@@ -10,12 +10,12 @@ namespace zero {
 /// the sums; see Note [Which library multiplies].
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
 
-/// The same into `result` (M, N), of any strides; or added to what it holds.
+/// Does the same into `result` (M, N), which may have any strides, or adds to what it holds.
 void product_into(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 void add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 
-/// The rows that an output projection (V, C) should have for its products: V, and on a GPU the next
-/// multiple of 64.
+/// Returns the rows that an output projection (V, C) should have for its products: V, and on a GPU
+/// the next multiple of 64.
 ///
 /// Note [A vocabulary of a multiple of 64]
 /// A vocabulary is often of an odd size, GPT-2's is of 50257 tokens. A GPU's libraries take two to
@@ -24,7 +24,7 @@ void add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 /// a copy of the weight that has rows of zeros at its end, which takes 0.06 ms.
 int64_t padded_rows(const at::Tensor& weight);
 
-/// The same by at::mm and at::addmm alone.
+/// Does the same by at::mm and at::addmm alone.
 at::Tensor product_reference(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
 
 }  // namespace zero

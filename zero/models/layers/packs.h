@@ -11,7 +11,7 @@ namespace zero::packs {
 
 using optim::device::Pack;
 
-/// kCount numbers in fp32.
+/// Holds kCount numbers in fp32.
 template <class Numbers, int kCount>
 constexpr Pack<float, kCount> widened(const Pack<typename Numbers::Stored, kCount>& stored) {
   Pack<float, kCount> values{};

@@ -15,7 +15,7 @@ class ProductSpeed {
   ProductSpeed(at::ScalarType dtype, int64_t size, c10::Device device = c10::kCPU);
   /// Multiplies once; on a device that works off streams several times, and waits for it.
   void measure();
-  /// The best so far, in FLOP/s.
+  /// Returns the best speed so far, in FLOP/s.
   double best() const { return best_; }
 
  private:
@@ -23,8 +23,9 @@ class ProductSpeed {
   double best_ = 0;
 };
 
-/// The best of several sizes, in some tenths of a second: on the CPU of 27 MiB at most, on another
-/// device of some hundred MiB. Throws OutOfMemory on the CPU, and c10::OutOfMemoryError elsewhere.
+/// Returns the best of several sizes, in some tenths of a second: on the CPU of 27 MiB at most, on
+/// another device of some hundred MiB. Throws OutOfMemory on the CPU, and c10::OutOfMemoryError
+/// elsewhere.
 double best_product_speed(at::ScalarType dtype, c10::Device device = c10::kCPU);
 
 }  // namespace zero

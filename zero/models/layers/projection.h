@@ -33,11 +33,11 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
                        public Adaptable {
  public:
   explicit ProjectionImpl(const ProjectionOptions& options);
-  /// The same layer, which takes over the parameters of `layer`.
+  /// Makes the same layer, which takes over the parameters of `layer`.
   explicit ProjectionImpl(const torch::nn::LinearImpl& layer);
   void reset() final;
   at::Tensor forward(const at::Tensor& x);
-  /// forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
+  /// Returns forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
   at::Tensor forward_of_gelu(const at::Tensor& x);
   bool tile(int64_t max_elements) override;
   const ProjectionOptions& options() const { return options_; }

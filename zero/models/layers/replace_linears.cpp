@@ -23,7 +23,7 @@ void check_replaceable(const std::vector<LinearPlace>& places, std::string_view 
           "made.",
           place.path, done, instead));
     }
-    // The layer's member, and its list of parameters.
+    // This replaces the layer's member, and its entry in the list of parameters.
     if (place.layer->weight.use_count() > 2) {
       throw ConfigError(fmt::format(
           "The linear layer '{}' cannot be {}: its weight is shared with another module, an "

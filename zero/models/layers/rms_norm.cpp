@@ -11,7 +11,7 @@
 namespace zero {
 namespace {
 
-// 1 / sqrt(mean(x^2) + eps) of each row, of x in fp32.
+// Returns 1 / sqrt(mean(x^2) + eps) of each row, of x in fp32.
 at::Tensor inverse_root(const at::Tensor& x, double eps) {
   return at::rsqrt(x.pow(2).mean(-1, /*keepdim=*/true).add(eps));
 }

@@ -9,13 +9,13 @@
 
 namespace zero {
 
-/// x (..., C) -> (..., C): x / sqrt(mean(x^2) + eps) times `weight` (C). The quotient is computed
-/// in fp32 and rounded to the dtype of x before it is multiplied, in which Llama's order of casts
-/// differs from at::rms_norm's. Keeps x alone for backward, in which the gradient of the weight is
-/// computed where zero::gradient_place says. Differentiable twice.
+/// Maps x (..., C) to (..., C): x / sqrt(mean(x^2) + eps) times `weight` (C). The quotient is
+/// computed in fp32 and rounded to the dtype of x before it is multiplied, in which Llama's order
+/// of casts differs from at::rms_norm's. Keeps x alone for backward, in which the gradient of the
+/// weight is computed where zero::gradient_place says. Differentiable twice.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-/// A layer of it.
+/// Is a layer with this function.
 class RmsNormImpl : public torch::nn::Cloneable<RmsNormImpl> {
  public:
   RmsNormImpl(int64_t width, double eps) : width_(width), eps_(eps) { reset(); }

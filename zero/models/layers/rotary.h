@@ -37,7 +37,7 @@ struct RotaryOptions {
   bool operator==(const RotaryOptions&) const = default;
 };
 
-/// The cosines and sines of a sequence, (T, 1, D) in fp32 each.
+/// Holds the cosines and sines of a sequence, (T, 1, D) in fp32 each.
 struct RotaryTable {
   at::Tensor cosines;
   at::Tensor sines;

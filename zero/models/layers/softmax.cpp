@@ -38,7 +38,7 @@ void check_targets(const at::Tensor& targets, int64_t vocabulary) {
   }
 }
 
-// By the kernel that the device of the logits has, or the reference.
+// Runs the kernel that the device of the logits has, or the reference.
 at::Tensor enqueue(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& row_scale,
                    bool gradient, double smoothing) {
   static const auto op =
@@ -49,7 +49,7 @@ at::Tensor enqueue(at::Tensor& logits, const at::Tensor& targets, const at::Tens
   return op.call(logits, targets, row_scale, gradient, smoothing);
 }
 
-// The memory alone, for traces. A device's kernel needs none besides the losses.
+// Takes the memory alone, for traces. A device's kernel needs none besides the losses.
 at::Tensor losses_on_meta(at::Tensor& logits, const at::Tensor& /*targets*/,
                           const at::Tensor& /*row_scale*/, bool /*gradient*/,
                           double /*smoothing*/) {

@@ -26,8 +26,8 @@ inline constexpr int64_t kIgnoredTarget = -100;
 at::Tensor softmax_cross_entropy_(at::Tensor& logits, const at::Tensor& targets,
                                   const at::Tensor& row_scale, bool gradient, double smoothing = 0);
 
-/// The same from LibTorch's operators: what runs on devices without a kernel, and what the kernels
-/// are tested against.
+/// Does the same by LibTorch's operators. It runs on devices without a kernel, and kernels are
+/// tested against it.
 at::Tensor softmax_cross_entropy_reference_(at::Tensor& logits, const at::Tensor& targets,
                                             const at::Tensor& row_scale, bool gradient,
                                             double smoothing = 0);

@@ -4,8 +4,8 @@
 // A thread block has one row. Each thread reads its share and has its largest logit, the sum of its
 // exponentials, and its sum (`part_of`); the block joins these (`join`), and each thread writes the
 // gradient over its share (`write_gradient`). So a row is read twice, the second time from the
-// device's cache, and written once. The exponential and the logarithm are a device's own (`Math`),
-// which the tests replace by those of the C++ library.
+// device's cache, and is written once. The exponential and the logarithm are a device's own
+// (`Math`), which the tests replace by those of the C++ library.
 #pragma once
 
 #include <cstdint>
@@ -44,13 +44,13 @@ constexpr float origin(float largest) {
   return largest == -std::numeric_limits<float>::infinity() ? 0.0F : largest;
 }
 
-/// exp(logit - from).
+/// Returns exp(logit - from).
 template <class Math>
 constexpr float exponential(float logit, float from) {
   return Math::exp2((logit - from) * kLog2OfE);
 }
 
-/// The part of two shares; the same bits for (b, a).
+/// Returns the part of two shares. (b, a) gives the same bits.
 template <class Math>
 constexpr Part join(Part a, Part b) {
   const float largest = b.largest > a.largest ? b.largest : a.largest;
@@ -60,7 +60,7 @@ constexpr Part join(Part a, Part b) {
           a.total + b.total};
 }
 
-/// `part` with kCount further logits. NaN is never the largest, and stays in the sum.
+/// Returns `part` with kCount further logits. NaN is never the largest, and stays in the sum.
 template <class Math, int kCount>
 constexpr Part add(Part part, const packs::Pack<float, kCount>& logits) {
   float largest = part.largest;
@@ -76,7 +76,7 @@ constexpr Part add(Part part, const packs::Pack<float, kCount>& logits) {
   return {largest, sum, total};
 }
 
-/// The part of the logits that `thread` of so many reads: every so many-th pack of kCount.
+/// Returns the part of the logits that `thread` of so many reads: every so many-th pack of kCount.
 template <class Math, class Numbers, int kCount>
 constexpr Part part_of(const typename Numbers::Stored* row, int64_t vocabulary, int64_t thread,
                        int64_t threads) {

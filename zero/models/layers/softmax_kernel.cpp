@@ -8,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "zero/models/layers/softmax_kernel.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-// After highway.h, once for each target.
+// These come after highway.h, once for each target.
 #include <hwy/contrib/math/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();

@@ -5,8 +5,8 @@
 
 namespace zero {
 
-/// silu(gate) * up, elementwise, of one shape and dtype. Keeps its two inputs alone for backward.
-/// Differentiable twice.
+/// Returns silu(gate) * up, elementwise, of one shape and dtype. Keeps its two inputs alone for
+/// backward. It is differentiable twice.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace zero

@@ -15,12 +15,12 @@
 
 namespace zero {
 
-/// An empty slot for one forward and backward pass, of the dtype of `weight`, with memory for its
-/// gradient.
+/// Returns an empty slot for one forward and backward pass, of the dtype of `weight`, with memory
+/// for its gradient.
 at::Tensor gradient_slot(const at::Tensor& weight);
 
-/// Rows of `weight` (V, C): indices (...) int64 -> (..., C). In backward the gradient that `slot`
-/// holds by then (LinearCrossEntropyOptions::weight_slot), or zeros, plus the rows of this
+/// Returns rows of `weight` (V, C): indices (...) int64 -> (..., C). In backward the gradient that
+/// `slot` holds by then (LinearCrossEntropyOptions::weight_slot), or zeros, plus the rows of this
 /// embedding, becomes the gradient of `weight`; the row `padding` gets none from here (-1: all do).
 at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,
                           const at::Tensor& slot, int64_t padding = -1);

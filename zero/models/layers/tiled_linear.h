@@ -28,22 +28,22 @@ struct TiledLinearOptions {
   bool bias = true;
 };
 
-/// y = x W^T + b in tiles. (..., in) -> (..., out). Equal to torch::nn::Linear up to the order of
-/// the sums.
+/// Computes y = x W^T + b in tiles. (..., in) -> (..., out). The result equals that of
+/// torch::nn::Linear up to the order of the sums.
 class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl>, public Adaptable {
  public:
-  /// Weights and bias are drawn as torch::nn::Linear draws its own. ConfigError for sizes or splits
-  /// that are not positive, or more splits than features.
+  /// Weights and bias are drawn as torch::nn::Linear draws its own. Throws ConfigError for sizes or
+  /// splits that are not positive, or more splits than features.
   explicit TiledLinearImpl(const TiledLinearOptions& options);
   void reset() final;
   at::Tensor forward(const at::Tensor& x);
 
   /// Copies a whole weight (out, in) and bias (out; undefined where there is none) into the tiles.
-  /// ConfigError for other shapes.
+  /// Throws ConfigError for other shapes.
   void load(const at::Tensor& weight, const at::Tensor& bias = {});
   using torch::nn::Module::load;  // of an archive
-  /// The whole weight (out, in) and bias (out; undefined where there is none), collected a tile at
-  /// a time.
+  /// Returns the whole weight (out, in) and bias (out; undefined where there is none), collected a
+  /// tile at a time.
   at::Tensor full_weight() const;
   at::Tensor full_bias() const;
 
@@ -59,13 +59,13 @@ class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl>, public Ada
     int64_t begin = 0;
     int64_t size = 0;
   };
-  /// The features that tiles (o, index), or (index, i), have.
+  /// Returns the features that tiles (o, index), or (index, i), have.
   Part in_part(int64_t index) const;
   Part out_part(int64_t index) const;
 
   /// Tile (o, i), named "weight_o_i", is at o * in_splits + i.
   std::vector<at::Tensor> weights;
-  /// "bias_o"; empty where there is none.
+  /// Returns "bias_o", or nothing if there is no bias.
   std::vector<at::Tensor> biases;
 
  private:
@@ -77,8 +77,8 @@ class TiledLinearImpl : public torch::nn::Cloneable<TiledLinearImpl>, public Ada
 };
 TORCH_MODULE(TiledLinear);
 
-/// The fewest tiles of a weight (out, in) that have at most `max_elements` each; of whole rows
-/// where a row is not larger.
+/// Returns the fewest tiles of a weight (out, in) that have at most `max_elements` each; of whole
+/// rows where a row is not larger.
 TiledLinearOptions tiling_of(int64_t in_features, int64_t out_features, bool bias,
                              int64_t max_elements);
 

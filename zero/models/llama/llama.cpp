@@ -1,7 +1,6 @@
 #include "zero/models/llama/llama.h"
 
 #include <map>
-#include <utility>
 
 #include "zero/models/layers/attention.h"
 #include "zero/models/layers/key_value_cache.h"

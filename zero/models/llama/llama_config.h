@@ -42,18 +42,20 @@ struct LlamaConfig {
 
   /// Throws ConfigError unless the sizes are positive and fit each other.
   void validate() const;
-  /// The longest sequence: the context, times the factor of a dynamic rotary embedding.
+  /// Returns the length of the longest sequence: the context, times the factor of a dynamic rotary
+  /// embedding.
   int64_t longest() const;
-  /// The number of parameters of a model of these sizes; tied embeddings count once.
+  /// Returns the number of parameters of a model of these sizes; tied embeddings count once.
   int64_t parameter_count() const;
-  /// Rows and columns of each parameter of two dimensions.
+  /// Returns the rows and columns of each parameter of two dimensions.
   std::vector<std::array<int64_t, 2>> matrices() const;
 
-  /// Hugging Face's config.json: reading it back gives an equal config.
+  /// Returns Hugging Face's config.json. Reading it back gives an equal config.
   std::string to_json() const;
-  /// The config that a Hugging Face config.json describes. Keys that are absent take the defaults
-  /// of transformers' class. ConfigError, which names `source` and the key, for malformed JSON,
-  /// another model type, a key that the model does not compute, or sizes that do not validate.
+  /// Returns the config that a Hugging Face config.json describes. Keys that are absent take the
+  /// defaults of transformers' class. Throws ConfigError, which names `source` and the key, for
+  /// malformed JSON, another model type, a key that the model does not compute, or sizes that do
+  /// not validate.
   static LlamaConfig from_json(std::string_view json, std::string_view source);
 
   bool operator==(const LlamaConfig&) const = default;

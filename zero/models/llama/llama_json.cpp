@@ -133,7 +133,7 @@ RotaryOptions rotary_of(const ConfigReader& read) {
   return rotary;
 }
 
-/// Windows by layer.
+/// Returns the windows by layer.
 std::vector<int64_t> windows_of(const ConfigReader& read, const LlamaConfig& config) {
   std::vector<int64_t> windows(static_cast<size_t>(config.layers), 0);
   const auto& object = read.object();
@@ -173,7 +173,7 @@ std::vector<int64_t> windows_of(const ConfigReader& read, const LlamaConfig& con
   return windows;
 }
 
-/// The rope_scaling of config.json; null for the default.
+/// Returns the rope_scaling of config.json, which is null for the default.
 Json scaling_of(const RotaryOptions& rotary) {
   if (rotary.kind == RotaryKind::standard) return nullptr;
   const auto kind = std::find_if(kRotaryKinds.begin(), kRotaryKinds.end(),
@@ -261,11 +261,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
     if (read.has(key)) ids[key] = read.object().at(key);
   }
   config.token_ids = ids.dump();
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", source, error.what()));
-  }
+  read.validate(config);
   config.windows = windows_of(read, config);
   return config;
 }

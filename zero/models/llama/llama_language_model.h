@@ -6,7 +6,7 @@
 
 namespace zero {
 
-/// The architecture of a family. It has no names: sizes come from a config.json.
+/// Returns the architecture of a family. It has no names: sizes come from a config.json.
 Architecture llama_architecture(LlamaFamily family);
 
 }  // namespace zero

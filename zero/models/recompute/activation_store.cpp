@@ -19,8 +19,8 @@ namespace zero {
 
 namespace {
 
-// Alignment of an activation in a buffer or file. Matrix products depend on it, so it is that of
-// the memory that a large tensor gets.
+// Each activation has this alignment in a buffer or file. Matrix products depend on it, so it is
+// that of the memory that a large tensor gets.
 constexpr int64_t kAlignment = store::kAlignment;
 
 int64_t aligned(int64_t bytes) { return at::round_up(bytes, kAlignment); }
@@ -151,7 +151,8 @@ struct DiskActivations::Impl {
         folder(options.folder),
         buffers(static_cast<size_t>(options.buffers)) {}
 
-  // The place behind the top of the stack: in its file, or the next one that is large enough.
+  // Returns the place behind the top of the stack: in its file, or the next one that is large
+  // enough.
   std::pair<size_t, int64_t> place(int64_t bytes) {
     size_t file = 0;
     int64_t offset = 0;
@@ -171,9 +172,9 @@ struct DiskActivations::Impl {
     return {file, offset};
   }
 
-  // The buffer whose values are needed last when backward is at `position` and goes down: free, or
-  // of a slot above it, or the lowest. Those of slots from `keep` on and below `position` stay.
-  // kNone where there is none.
+  // Returns the buffer whose values are needed last when backward is at `position` and goes down:
+  // free, or of a slot above it, or the lowest. Those of slots from `keep` on and below `position`
+  // stay. kNone where there is none.
   size_t replaceable(size_t position, size_t keep) const {
     size_t best = kNone;
     for (size_t b = 0; b < buffers.size(); ++b) {

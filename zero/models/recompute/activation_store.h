@@ -17,16 +17,16 @@
 
 namespace zero {
 
-/// Thread-safe. A store serves one rank; several models may share it.
+/// Is thread-safe. A store serves one rank; several models may share it.
 class ActivationStore {
  public:
   virtual ~ActivationStore() = default;
   /// Copies `values` (on the CPU, dense; strides are kept) and returns a handle. The caller may
   /// change or free them at once.
   virtual int64_t put(const at::Tensor& values) = 0;
-  /// The values, valid until `done` or `drop`. The caller does not write to them.
+  /// Returns the values, which are valid until `done` or `drop`. The caller does not write to them.
   virtual at::Tensor get(int64_t handle) = 0;
-  /// No tensor that `get` returned for it is used any more; `get` may be called again.
+  /// The caller no longer uses any tensor that `get` returned for it; `get` may be called again.
   virtual void done(int64_t handle) = 0;
   /// The values are not needed any more; the handle is free for another `put`.
   virtual void drop(int64_t handle) noexcept = 0;
@@ -44,7 +44,7 @@ class ContiguousActivations final : public ActivationStore {
   at::Tensor get(int64_t handle) override;
   void done(int64_t handle) override;
   void drop(int64_t handle) noexcept override;
-  /// Bytes of the buffer.
+  /// Returns the bytes of the buffer.
   int64_t bytes() const;
 
  private:
@@ -62,11 +62,11 @@ struct DiskActivationOptions {
   store::FileOptions file{};
 };
 
-/// Files on a local disk. `put` returns as soon as the values are copied to a buffer, from where
-/// they are written while forward goes on; `get` reads those below ahead, while the one it returns
-/// is used. The last activations of forward are still in their buffers when backward asks for them
-/// and are not read. Throws StoreError naming the file, the offset and the system's reason: for a
-/// write that fails, from a later call.
+/// Stores activations in files on a local disk. `put` returns as soon as the values are copied to a
+/// buffer, from where they are written while forward goes on; `get` reads those below ahead, while
+/// the one it returns is used. The last activations of forward are still in their buffers when
+/// backward asks for them and are not read. Throws StoreError naming the file, the offset and the
+/// system's reason: for a write that fails, from a later call.
 class DiskActivations final : public ActivationStore {
  public:
   explicit DiskActivations(DiskActivationOptions options);
@@ -75,7 +75,7 @@ class DiskActivations final : public ActivationStore {
   at::Tensor get(int64_t handle) override;
   void done(int64_t handle) override;
   void drop(int64_t handle) noexcept override;
-  /// Bytes since construction.
+  /// Returns the bytes since construction.
   store::FileCounts counts() const;
   /// `get` calls that had to start their own read.
   int64_t late_reads() const;

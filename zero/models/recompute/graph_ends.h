@@ -27,7 +27,7 @@ class GraphSink final : public torch::autograd::Node {
   torch::autograd::variable_list gradients;
 };
 
-/// One backward pass from `source`, which frees the graph and adds to leaves.
+/// Runs one backward pass from `source`, which frees the graph and adds to leaves.
 void run_backward(const std::shared_ptr<GraphSource>& source);
 
 }  // namespace zero

@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -138,7 +137,7 @@ class SavedInput {
 
   bool requires_grad() const { return requires_grad_; }
   bool changed() const { return version_of(tensor_) != version_; }
-  // A tensor without a graph. `last`: it is not asked for again.
+  // Returns a tensor without a graph. `last`: it is not asked for again.
   at::Tensor value(bool last) {
     if (store_) return store_->get(handle_).detach();
     if (!tensor_.defined()) return {};
@@ -240,7 +239,7 @@ class Recomputation final : public Node {
     }
   }
 
-  // The outputs of the second run, with a graph that ends in `sink`.
+  // Returns the outputs of the second run, with a graph that ends in `sink`.
   std::vector<at::Tensor> run_again(const std::shared_ptr<GraphSink>& sink) {
     std::vector<at::Tensor> arguments(inputs_.size());
     for (size_t i = inputs_.size(); i-- > 0;)  // a store reads ahead downwards

@@ -50,10 +50,10 @@ struct RecomputeSettings {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-/// function(inputs), whose intermediate results are computed again in backward instead of being
-/// kept. Calls nest. Without gradients (NoGradGuard, InferenceMode) it is function(inputs). Every
-/// floating-point output is taken to need a gradient, except an input that is returned as it is.
-/// Inputs and outputs may be undefined tensors.
+/// Returns function(inputs), whose intermediate results are computed again in backward instead of
+/// being kept. Calls nest. Without gradients (NoGradGuard, InferenceMode) it is function(inputs).
+/// Every floating-point output is taken to need a gradient, except an input that is returned as it
+/// is. Inputs and outputs may be undefined tensors.
 ///
 /// Throws Error where `function` changes an input in place. Backward throws Error where an input
 /// was changed since, where `function` returns other shapes than the first time, in a second
@@ -62,7 +62,7 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 std::vector<at::Tensor> recompute(TensorFunction function, std::vector<at::Tensor> inputs,
                                   RecomputeOptions options = {});
 
-/// The same for one input and one output.
+/// Does the same for one input and one output.
 at::Tensor recompute(std::function<at::Tensor(const at::Tensor&)> function, at::Tensor input,
                      RecomputeOptions options = {});
 

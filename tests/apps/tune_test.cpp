@@ -1,0 +1,74 @@
+// `zero tune` as a user runs it: it finds a configuration that trains, goes on where it was
+// stopped, and names what it cannot use.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/apps/train_run.h"
+
+namespace zero::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Outcome tune(const TrainFolder& folder, const std::vector<std::string>& more) {
+  std::vector<std::string> words{
+      ZERO_PROGRAM, "tune",  "--model", folder.model(),  "--data", folder.text(), "--batch",
+      "8",          "--seq", "32",      "--nproc",       "2",      "--tries",     "2",
+      "--steps",    "2",     "--out",   folder / "tuned"};
+  words.insert(words.end(), more.begin(), more.end());
+  return run(words);
+}
+
+TEST(Tune, FindsAConfigurationAndGoesOnWhereItWas) {
+  const TrainFolder folder;
+  write_file(folder / "other.json", R"({"gradient_clipping": 0.5})");
+  const std::string hardware = folder / "here.json";
+  write_file(hardware, R"({"device": "epyc 9654", "per_host": 2})");
+  const std::vector<std::string> options{"--config", folder / "other.json", "--hardware", hardware};
+  const auto outcome = tune(folder, options);
+  ASSERT_EQ(outcome.status, 0) << outcome.err << outcome.out;
+  EXPECT_THAT(outcome.out, HasSubstr("The fastest is "));
+  const auto config = Json::parse(read_file(folder / "tuned/ds_config.json"));
+  EXPECT_EQ(config.at("train_batch_size"), 8);
+  EXPECT_EQ(config.at("gradient_clipping"), 0.5);
+  const auto table = Json::parse(read_file(folder / "tuned/tune.json"));
+  EXPECT_GE(table.at("tries").size(), 2U);
+  EXPECT_GT(table.at("tries").at(0).at("seconds").get<double>(), 0);
+  EXPECT_GT(table.at("tries").at(0).at("predicted_seconds").get<double>(), 0);
+  const auto trained =
+      folder.train({"--config", folder / "tuned/ds_config.json", "--micro-batch",
+                    std::to_string(config.at("train_micro_batch_size_per_gpu").get<int>())});
+  EXPECT_EQ(trained.status, 0) << trained.err;
+  // The tries are known now: the program that would make them is not needed.
+  std::filesystem::remove(folder / "text.txt");
+  const auto again = tune(folder, options);
+  ASSERT_EQ(again.status, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("which are not made again"));
+  EXPECT_THAT(again.out, HasSubstr("The fastest is "));
+  const auto other = tune(folder, {"--hardware", hardware});
+  EXPECT_EQ(other.status, 2);
+  EXPECT_THAT(other.err, HasSubstr("is of another question"));
+}
+
+TEST(Tune, NamesWhatItCannotUse) {
+  const TrainFolder folder;
+  const std::string hardware = folder / "here.json";
+  write_file(hardware, R"({"device": "epyc 9654", "per_host": 2})");
+  EXPECT_THAT(tune(folder, {"--vary", "colour"}).err, HasSubstr("colour"));
+  EXPECT_THAT(tune(folder, {"--seq", "4096"}).err, HasSubstr("give it once"));
+  write_file(folder / "other.json", R"({"gradient_clipping": "much"})");
+  const auto failed = tune(folder, {"--config", folder / "other.json", "--hardware", hardware});
+  EXPECT_EQ(failed.status, 1);
+  EXPECT_THAT(failed.err, HasSubstr("No candidate ran"));
+  EXPECT_THAT(failed.err, HasSubstr("gradient_clipping"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "tuned/ds_config.json"));
+}
+
+}  // namespace
+}  // namespace zero::test

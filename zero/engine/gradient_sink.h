@@ -1,0 +1,22 @@
+// The interface by which a model's hooks pass gradients on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace zero {
+
+/// Takes the gradients of a model's parameters.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  /// Takes the gradient of `variable`, which is parameter number `parameter`. Called on any thread.
+  virtual void arrive(int64_t parameter, const at::Tensor& variable) = 0;
+  /// Does the work of GradientPlace::place.
+  virtual at::Tensor place(int64_t parameter) = 0;
+  /// Returns GradientPlace::loss_factor.
+  virtual double loss_factor() const = 0;
+};
+
+}  // namespace zero

@@ -1,0 +1,159 @@
+#include "zero/engine/two_sweeps.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "zero/base/device_limit.h"
+#include "zero/engine/exact_exchange.h"
+
+namespace zero {
+
+using optim::Reach;
+using partition::intersect;
+
+TwoSweeps::TwoSweeps(const EnginePlan& plan, const StateTable& table, FactoredStates& factored,
+                     std::function<Optimizer(int64_t parameter)> in_force)
+    : layout_(plan.layout()),
+      table_(table),
+      model_(plan.model()),
+      in_force_(std::move(in_force)),
+      group_(table.group()),
+      sliced_(plan.placement().sharded.optimizer && group_.size() > 1),
+      batches_(plan.step().sweep_batches),
+      factors_(table, factored),
+      ratio_(static_cast<size_t>(model_.size()), 1.0),
+      directions_(static_cast<size_t>(layout_.unit_count())) {
+  for (int64_t u = 0; u < layout_.unit_count(); ++u) {
+    const auto optimizer = model_.optimizer_of(layout_.unit(u).segments.front().parameter);
+    keeps_direction_.push_back(table.trainable(u) && optim::keeps_direction(optimizer) ? 1 : 0);
+  }
+  for (const auto& batch : batches_) {
+    factors_.add_batch(batch);
+    if (batch.reach != Reach::matrix) norms_.resize(ratio_.size());
+    if (batch.reach == Reach::factors) turns_.resize(ratio_.size());
+  }
+}
+
+void TwoSweeps::begin(int64_t unit) {
+  const HostScope whole_or_not_at_all;  // other units have been updated already
+  if (keeps_direction_[static_cast<size_t>(unit)] != 0) {
+    directions_[static_cast<size_t>(unit)] =
+        at::zeros({table_.plan(unit).owned.size()}, at::TensorOptions(at::kFloat));
+  }
+  if (reach(unit) == Reach::matrix) return;
+  for (const auto& segment : layout_.unit(unit).segments) {
+    const auto p = static_cast<size_t>(segment.parameter);
+    norms_[p] = {};
+    if (!turns_.empty()) turns_[p] = {};
+  }
+}
+
+void TwoSweeps::begin(int64_t parameter, const Optimizer& optimizer, int64_t step) {
+  if (const auto* adafactor = std::get_if<Adafactor>(&optimizer); adafactor && !turns_.empty())
+    turns_[static_cast<size_t>(parameter)] = {step, *adafactor};
+}
+
+optim::Findings TwoSweeps::findings(int64_t unit, int64_t begin) const {
+  optim::Findings wanted;
+  const auto& direction = directions_[static_cast<size_t>(unit)];
+  if (direction.defined()) wanted.direction = direction.mutable_data_ptr<float>() + begin;
+  return wanted;
+}
+
+void TwoSweeps::add(int64_t parameter, const optim::Findings& found) {
+  if (norms_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  norms_[static_cast<size_t>(parameter)].add(found.norms);
+}
+
+const float* TwoSweeps::direction(int64_t unit, int64_t begin) const {
+  const auto& direction = directions_[static_cast<size_t>(unit)];
+  return direction.defined() ? direction.const_data_ptr<float>() + begin : nullptr;
+}
+
+void TwoSweeps::exchange(size_t index) {
+  const HostScope whole_or_not_at_all;
+  const auto& batch = batches_[index];
+  if (batch.reach == Reach::matrix) {
+    exchange_matrices(batch);
+    return;
+  }
+  if (batch.reach == Reach::factors) factors_.exchange(index, turns_, directions_, norms_);
+  exchange_norms(batch.shared);
+  for (const int64_t u : batch.units) {
+    for (const auto& segment : layout_.unit(u).segments) {
+      const auto p = static_cast<size_t>(segment.parameter);
+      ratio_[p] = optim::ratio(in_force_(segment.parameter), norms_[p], segment.numel);
+    }
+  }
+}
+
+void TwoSweeps::exchange_norms(const std::vector<int64_t>& shared) {
+  if (shared.empty()) return;
+  std::vector<optim::ParameterNorms> sums;
+  for (const int64_t p : shared) sums.push_back(norms_[static_cast<size_t>(p)]);
+  add_over_ranks(sums, group_.size(), [&](const at::Tensor& all, const at::Tensor& mine) {
+    group_.all_gather(all, mine, "norms of parameters and updates").wait();
+  });
+  for (size_t i = 0; i < shared.size(); ++i) norms_[static_cast<size_t>(shared[i])] = sums[i];
+}
+
+// Returns the part of an array of all elements of its unit.
+at::Tensor TwoSweeps::matrix_of(const at::Tensor& unit, const SweepBatch::Matrix& matrix) const {
+  const auto& segment = layout_.segment_of(matrix.parameter);
+  return unit.narrow(0, segment.offset, segment.numel).view({matrix.rows, matrix.columns});
+}
+
+void TwoSweeps::exchange_matrices(const SweepBatch& batch) {
+  const auto unit_of = [&](const SweepBatch::Matrix& matrix) {
+    return static_cast<size_t>(layout_.unit_of(matrix.parameter));
+  };
+  const auto make_orthogonal = [&](const at::Tensor& unit, const SweepBatch::Matrix& matrix) {
+    const auto optimizer = in_force_(matrix.parameter);
+    const auto values = matrix_of(unit, matrix);
+    optim::orthogonalise(values, std::get<Muon>(optimizer).ns_steps);
+    return values;
+  };
+  for (const auto& matrix : batch.matrices) {
+    const auto& parameter = model_.parameter(matrix.parameter);
+    ratio_[static_cast<size_t>(matrix.parameter)] =
+        optim::ratio(parameter.size(0), parameter.size(1));
+  }
+  if (!sliced_) {
+    for (const auto& matrix : batch.matrices) make_orthogonal(directions_[unit_of(matrix)], matrix);
+    return;
+  }
+  std::vector<at::Tensor> whole(directions_.size());
+  for (const int64_t u : batch.units) {
+    const auto i = static_cast<size_t>(u);
+    whole[i] = at::empty({layout_.unit(u).numel}, directions_[i].options());
+    group_
+        .all_gather(whole[i], directions_[i],
+                    "directions of " + model_.name(layout_.unit(u).segments.front().parameter))
+        .wait();
+  }
+  auto mine = at::zeros({batch.sent_by_owner}, at::TensorOptions(at::kFloat));
+  auto all = at::empty({group_.size() * batch.sent_by_owner}, mine.options());
+  for (const auto& matrix : batch.matrices) {
+    if (matrix.owner != group_.rank()) continue;
+    const auto values = make_orthogonal(whole[unit_of(matrix)], matrix);
+    mine.narrow(0, matrix.offset, values.numel()).copy_(values.view({-1}));
+  }
+  whole.clear();
+  group_.all_gather(all, mine, "orthogonal directions").wait();
+  for (const auto& matrix : batch.matrices) {
+    const auto& segment = layout_.segment_of(matrix.parameter);
+    const auto& owned = table_.plan(layout_.unit_of(matrix.parameter)).owned;
+    const auto part = intersect(segment.range(), owned);
+    if (part.empty()) continue;
+    directions_[unit_of(matrix)]
+        .narrow(0, part.begin - owned.begin, part.size())
+        .copy_(all.narrow(
+            0, matrix.owner * batch.sent_by_owner + matrix.offset + part.begin - segment.offset,
+            part.size()));
+  }
+}
+
+}  // namespace zero

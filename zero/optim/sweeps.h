@@ -1,0 +1,84 @@
+// Updates in two sweeps, for optimizers whose elements depend on their whole parameter.
+//
+// Note [Two sweeps]
+// The first sweep over a slice updates the states and collects the slice's share of what the second
+// sweep needs to know of the whole parameter. It leaves the weights as they are. The ranks combine
+// their shares, and then the second sweep updates the weights.
+//   LAMB: the shares are norms of the parameter and of its update (exact_sum.h). The second sweep
+//         computes the update again from states and weights, so that it needs neither gradients nor
+//         memory.
+//   Muon: the share is the direction of the slice. Whole matrices are made orthogonal, and their
+//         slices come back.
+//   Adafactor: sums of squares of rows and columns turn gradients into directions (factors.h), and
+//         then the shares are norms of the parameter and of the directions.
+// Results depend neither on slices nor on blocks, threads, stages or tiers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "zero/optim/exact_sum.h"
+#include "zero/optim/optimizer.h"
+
+namespace zero::optim {
+
+/// Says what the update of an element depends on: on the element alone; also on the norms of its
+/// parameter; on the matrix that it is in; or on norms and on the sums of its row and column.
+enum class Reach : uint8_t { element, parameter, matrix, factors };
+Reach reach(const Optimizer& optimizer);
+/// Returns whether the second sweep needs the first sweep's Findings::direction.
+bool keeps_direction(const Optimizer& optimizer);
+
+/// Sums of squares over the elements of a parameter that have been swept so far.
+struct ParameterNorms {
+  ExactSum weights;
+  ExactSum update;
+  void add(const ParameterNorms& other) {
+    weights.add(other.weights);
+    update.add(other.update);
+  }
+};
+
+/// The results of a first sweep.
+struct Findings {
+  ParameterNorms norms{};      ///< for Reach::parameter; for Reach::factors only the weights' norm
+  float* direction = nullptr;  ///< with keeps_direction: as many elements as the operands have
+};
+
+/// Makes the first sweep over `operands`, which begin at a multiple of ExactSum::kBlock elements of
+/// its parameter, and end at one or at the end of the parameter. Adds to `findings`.
+void first_sweep(const Optimizer& optimizer, int64_t step, double gradient_scale,
+                 const Operands& operands, Findings& findings);
+void first_sweep_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
+                           const Operands& operands, Findings& findings);
+
+/// Returns the ratio that the norms of `numel` elements give (Reach::parameter, Reach::factors).
+double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t numel);
+/// Returns the ratio that a matrix's shape gives (Reach::matrix).
+double ratio(int64_t rows, int64_t columns);
+
+/// Makes the second sweep. `operands` have no gradient. With keeps_direction they have the
+/// direction in its place: the orthogonal one for Reach::matrix, and the one that was made from the
+/// gradient for Reach::factors.
+void second_sweep(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                  const Operands& operands);
+void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
+                            const Operands& operands);
+
+/// Makes a matrix (2-D, fp32, contiguous) nearly orthogonal in place. It divides the matrix by its
+/// Frobenius norm, and then makes `iterations` Newton-Schulz iterations with the coefficients
+/// 3.4445, -4.775 and 2.0315, after which all singular values are near 1. Gives the same bits on
+/// any number of threads.
+void orthogonalise(const at::Tensor& matrix, int64_t iterations);
+/// Does the same in plain loops in double; `values` are in row order.
+void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int64_t iterations);
+
+/// Returns the AdamW for the parameters in Muon's groups that are not hidden matrices.
+AdamW beside_matrices(const Muon& muon);
+/// Returns whether Muon trains a parameter: one of two dimensions whose name does not say that it
+/// is an embedding or an output layer (embed, lm_head, wte, wpe). DeepSpeed's Muon also takes
+/// parameters of more dimensions, and GPT-2's wte and wpe.
+bool is_hidden_matrix(std::string_view name, const at::Tensor& parameter);
+
+}  // namespace zero::optim

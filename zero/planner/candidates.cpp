@@ -1,0 +1,228 @@
+#include "zero/planner/candidates.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/engine/costs.h"
+#include "zero/engine/plan_units.h"
+
+namespace zero::plan {
+namespace {
+
+// A device's context, its libraries, and what its allocator's fragments cost.
+constexpr double kContext = 1e9;
+constexpr double kFragments = 0.03;
+
+std::vector<Way> ways(const Question& question) {
+  using enum OffloadDevice;
+  const auto& cluster = question.cluster;
+  const bool several = cluster.hosts > 1 && cluster.per_host > 1;
+  const bool disk = cluster.nvme > 0;
+  std::vector<Way> all;
+  const int most = cluster.ranks() > 1 ? 3 : 0;
+  for (int stage = 0; stage <= most; ++stage) {
+    for (const auto place : {none, cpu, nvme}) {
+      if (place == nvme && !disk) continue;
+      if (place == cpu && cluster.device.cpu) continue;
+      for (const bool eight_bit : {false, true}) {
+        // On a GPU only the host updates states in 8 bits: engine/on_device.cpp.
+        if (eight_bit && ((place == none) != cluster.device.cpu ||
+                          !std::holds_alternative<AdamW>(question.optimizer)))
+          continue;
+        all.push_back({.stage = stage, .optimizer = place, .eight_bit = eight_bit});
+      }
+    }
+  }
+  // Parameters below the device need stage 3, which one rank can have too.
+  if (!cluster.device.cpu) all.push_back({.stage = 3, .optimizer = cpu, .parameters = cpu});
+  if (disk) all.push_back({.stage = 3, .optimizer = nvme, .parameters = nvme});
+  if (several) {
+    for (const auto across :
+         {Way::Across::kept, Way::Across::shard_groups, Way::Across::quantised}) {
+      // GPUs send no quantised messages yet: engine/on_device.cpp.
+      if (across == Way::Across::quantised && !cluster.device.cpu) continue;
+      all.push_back({.stage = 3, .across = across});
+    }
+  }
+  return all;
+}
+
+Config config_of(const Question& question, const Way& way, int64_t accumulation) {
+  const auto& cluster = question.cluster;
+  Config config;
+  config.stage = way.stage;
+  config.bf16 = question.bf16 && cluster.device.bf16;
+  config.fp16 = question.bf16 && !cluster.device.bf16;
+  config.gradient_accumulation_steps = accumulation;
+  config.optimizer = question.optimizer;
+  config.offload_optimizer.device = way.optimizer;
+  config.offload_param.device = way.parameters;
+  if (way.eight_bit) config.optimizer_states = optim::StateFormat::eight_bit;
+  if (way.across == Way::Across::kept || way.across == Way::Across::quantised)
+    config.hpz_partition_size = cluster.per_host;
+  if (way.across == Way::Across::shard_groups) config.mics_shard_size = cluster.per_host;
+  if (way.across == Way::Across::quantised)
+    config.quantised.weights = config.quantised.gradients = true;
+  return config;
+}
+
+partition::RankGrid grid_of(const Config& config, const Cluster& cluster) {
+  return {.hosts = cluster.hosts,
+          .ranks_a_host = cluster.per_host,
+          .shards = config.mics_shard_size > 0 ? config.mics_shard_size : cluster.ranks()};
+}
+
+void judge(Candidate& candidate, const Cluster& cluster) {
+  const auto& memory = candidate.memory;
+  const auto ranks = static_cast<double>(cluster.per_host);
+  const auto device = static_cast<double>(memory.device);
+  const auto host = static_cast<double>(memory.host);
+  const auto lack = [](double need, double has) { return std::max(0.0, need - has); };
+  if (cluster.device.cpu) {
+    candidate.host_lacks = lack((device + host) * ranks, cluster.host_memory);
+  } else {
+    candidate.device_lacks = lack(device, usable(cluster.device));
+    candidate.host_lacks = lack(host * ranks, cluster.host_memory);
+  }
+  candidate.disk_lacks =
+      lack(static_cast<double>(memory.disk) * ranks, cluster.nvme > 0 ? cluster.nvme_bytes : 0);
+}
+
+void measure(Candidate& candidate, const Question& question, const Trace& trace, double flops) {
+  const auto& cluster = question.cluster;
+  candidate.time = simulate(trace, candidate.config, cluster, /*split=*/false);
+  const auto tokens = static_cast<double>(question.global_batch * question.sequence);
+  candidate.tokens_per_second = tokens / candidate.time.seconds;
+  const double peak = question.bf16 ? cluster.device.flops : cluster.device.flops_fp32;
+  // `flops` are those of a sequence, forward and backward.
+  candidate.mfu = flops * static_cast<double>(question.global_batch) /
+                  (candidate.time.seconds * peak * static_cast<double>(cluster.ranks()));
+}
+
+std::vector<int64_t> micro_batches(const Question& question) {
+  const int64_t ranks = question.cluster.ranks();
+  if (question.global_batch % ranks != 0 || question.global_batch < ranks) {
+    throw ConfigError(fmt::format(
+        "The global batch of {} sequences cannot be divided over {} ranks. Give a multiple of {}.",
+        question.global_batch, ranks, ranks));
+  }
+  const int64_t of_rank = question.global_batch / ranks;
+  std::vector<int64_t> all;
+  for (int64_t micro = 1; micro <= std::min(of_rank, question.most_micro_batch); micro *= 2) {
+    if (of_rank % micro == 0) all.push_back(micro);
+  }
+  return all;
+}
+
+}  // namespace
+
+double usable(const Device& device) {
+  return device.cpu ? device.memory : device.memory * (1 - kFragments) - kContext;
+}
+
+bool plain(const Candidate& c) {
+  return c.config.stage == 0 && c.config.offload_optimizer.device == OffloadDevice::none &&
+         c.config.offload_param.device == OffloadDevice::none &&
+         c.config.optimizer_states == optim::StateFormat::fp32;
+}
+
+void Table::fill() {
+  const auto sizes = micro_batches(question);
+  const int64_t of_rank = question.global_batch / question.cluster.ranks();
+  for (const auto& way : ways(question)) {
+    for (const int64_t recompute : {0, 1}) {
+      if (recompute > 0 && !question.recomputes) continue;
+      for (const int64_t micro : sizes) {
+        auto candidate = make(way, micro, of_rank / micro, recompute);
+        const bool fits = candidate.fits();
+        all.push_back(std::move(candidate));
+        if (!fits) break;  // a larger micro-batch does not fit either
+      }
+    }
+  }
+}
+
+Candidate Table::make(const Way& way, int64_t micro, int64_t accumulation, int64_t recompute) {
+  Candidate candidate{.config = config_of(question, way, accumulation),
+                      .ranks = question.cluster.ranks(),
+                      .micro_batch = micro,
+                      .recompute = recompute};
+  const auto& trace = traces.of(candidate.config, micro, recompute);
+  candidate.memory =
+      predict_memory(trace, candidate.config, grid_of(candidate.config, question.cluster));
+  judge(candidate, question.cluster);
+  return candidate;
+}
+
+// Times are computed for those that fit: of each way the two largest micro-batches, with and
+// without recomputation. Smaller ones repeat the same messages more often.
+void Table::measure_all() {
+  std::map<std::pair<std::string, int64_t>, std::vector<Candidate*>> of_way;
+  for (auto& candidate : all) {
+    if (!candidate.fits()) continue;
+    auto alike = candidate;
+    alike.config.gradient_accumulation_steps = 1;
+    of_way[{alike.config.dump(), candidate.recompute}].push_back(&candidate);
+  }
+  for (auto& [way, list] : of_way) {
+    const size_t first = list.size() > 2 ? list.size() - 2 : 0;
+    for (size_t i = first; i < list.size(); ++i) time(*list[i]);
+  }
+  std::erase_if(all, [](const Candidate& c) { return c.fits() && c.time.seconds == 0; });
+}
+
+void Table::time(Candidate& candidate) {
+  const auto& trace = traces.of(candidate.config, candidate.micro_batch, candidate.recompute);
+  const auto& plain = traces.of(candidate.config, candidate.micro_batch, 0);
+  measure(candidate, question, trace, plain.flops() / static_cast<double>(candidate.micro_batch));
+}
+
+void Table::sort() {
+  const auto lacks = [](const Candidate& c) {
+    return c.device_lacks + c.host_lacks + c.disk_lacks;
+  };
+  std::ranges::stable_sort(all, [&](const Candidate& a, const Candidate& b) {
+    if (a.fits() != b.fits()) return a.fits();
+    return a.fits() ? a.tokens_per_second > b.tokens_per_second : lacks(a) < lacks(b);
+  });
+  if (all.empty() || !all.front().fits()) return;
+  // Fewer bits change results, which a tenth of the time is worth.
+  const double most = all.front().tokens_per_second;
+  const auto rounds = [](const Candidate& c) {
+    return c.config.optimizer_states != optim::StateFormat::fp32 || c.config.quantised.any();
+  };
+  const auto exact =
+      std::ranges::find_if(all, [&](const Candidate& c) { return c.fits() && !rounds(c); });
+  const double of_exact = exact == all.end() ? 0 : exact->tokens_per_second;
+  const double fast = 0.98 * (of_exact > 0.9 * most ? of_exact : most);
+  const auto key = [&](const Candidate& c) {
+    return std::tuple(!c.fits() ||
+                          c.tokens_per_second<fast, rounds(c), c.config.stage, c.recompute,
+                                              c.config.hpz_partition_size> 1 ||
+                          c.config.mics_shard_size > 0,
+                      c.memory.device);
+  };
+  const auto best = std::ranges::min_element(all, {}, key);
+  std::rotate(all.begin(), best, best + 1);
+}
+
+void Table::split_times(size_t most) {
+  for (size_t i = 0; i < all.size() && all[i].fits(); ++i) {
+    const auto& c = all[i];
+    if (i >= most && !plain(c)) continue;
+    all[i].time =
+        simulate(traces.of(c.config, c.micro_batch, c.recompute), c.config, question.cluster);
+  }
+}
+
+void Table::answer(size_t split) {
+  fill();
+  measure_all();
+  sort();
+  split_times(split);
+}
+
+}  // namespace zero::plan

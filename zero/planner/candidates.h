@@ -1,0 +1,67 @@
+// The candidates that a question of the planner has: configurations of ZeRO with their memory and
+// time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "zero/planner/planner.h"
+
+namespace zero::plan {
+
+/// Returns the bytes of a device that a rank can use.
+double usable(const Device& device);
+
+/// A way to place states.
+struct Way {
+  int stage = 0;
+  OffloadDevice optimizer = OffloadDevice::none;
+  OffloadDevice parameters = OffloadDevice::none;
+  bool eight_bit = false;
+  enum class Across : uint8_t { all, kept, shard_groups, quantised } across = Across::all;
+};
+
+/// Returns whether a candidate is plain data parallelism.
+bool plain(const Candidate& candidate);
+
+/// Traces, each made once.
+class Traces {
+ public:
+  explicit Traces(const Question& question) : question_(question) {}
+  const Trace& of(const Config& config, int64_t micro_batch, int64_t recompute) {
+    const auto options = trace_options(config, question_.cluster.device.cpu);
+    auto& trace = all_[{micro_batch, recompute, options.gradients_apart}];
+    if (!trace) trace = std::make_unique<Trace>(question_.trace(micro_batch, recompute, options));
+    return *trace;
+  }
+
+ private:
+  const Question& question_;
+  std::map<std::tuple<int64_t, int64_t, bool>, std::unique_ptr<Trace>> all_;
+};
+
+/// All candidates of a question with their memory; times follow.
+struct Table {
+  Table(const Question& question, Traces& traces) : question(question), traces(traces) {}
+
+  /// Finds the candidates and sorts them, the best first. The first `split` have their times in
+  /// parts.
+  void answer(size_t split);
+  Candidate make(const Way& way, int64_t micro, int64_t accumulation, int64_t recompute);
+
+  const Question& question;
+  Traces& traces;
+  std::vector<Candidate> all;
+
+ private:
+  void fill();
+  void measure_all();
+  void time(Candidate& candidate);
+  void sort();
+  void split_times(size_t most);
+};
+
+}  // namespace zero::plan

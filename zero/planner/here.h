@@ -1,0 +1,19 @@
+// This machine as a described one: its processors, memory and disk are measured in some seconds.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "zero/planner/hardware.h"
+
+namespace zero::plan {
+
+/// Measures this machine as one host of `ranks` ranks that share its processors: matrix products in
+/// fp32 and bf16 (best_product_speed), operators that only pass over memory, copies of memory, and
+/// a disk if `disk_folder` is not empty (store::measure_speeds). It keeps all of LibTorch's threads
+/// busy for about three seconds, so it measures what other work on the machine leaves. Its memory
+/// is what is available now. Throws ConfigError for ranks below 1, and StoreError for a folder that
+/// cannot be used.
+Cluster measured_here(int64_t ranks, const std::string& disk_folder = "");
+
+}  // namespace zero::plan

@@ -1,0 +1,257 @@
+#include "zero/planner/sentences.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "zero/base/error.h"
+
+namespace zero::plan {
+namespace {
+
+std::string bytes(double count) { return format_bytes(count); }
+
+const Candidate* fastest(const std::vector<Candidate>& all, auto&& suits) {
+  const Candidate* best = nullptr;
+  for (const auto& candidate : all) {
+    if (!candidate.fits() || !suits(candidate)) continue;
+    if (best == nullptr || candidate.tokens_per_second > best->tokens_per_second) best = &candidate;
+  }
+  return best;
+}
+
+struct Part {
+  double seconds;
+  const char* name;
+  const char* why;
+};
+
+std::array<Part, 6> parts(const StepTime& time) {
+  return {{{time.compute, "compute", "the devices' products"},
+           {time.gather, "gathers", "operators wait for parameters on the links"},
+           {time.reduce, "reductions", "gradients wait for the links"},
+           {time.offload, "copies between device and host", "PCIe is slower than the step"},
+           {time.update, "the update", "the optimizer's states are read and written"},
+           {time.disk, "the disk", "states wait for the disk"}}};
+}
+
+// Returns why `fast` is faster than `slow`: the part of the step that differs most.
+std::string_view advantage(const StepTime& fast, const StepTime& slow) {
+  constexpr std::array<std::string_view, 6> kWhy{
+      "since it computes more at a time",      "since it gathers less",
+      "since it sends less for the gradients", "since less is copied to and from the host",
+      "since ranks share the update",          "since the disk has less to do"};
+  const auto of_fast = parts(fast);
+  const auto of_slow = parts(slow);
+  size_t most = 0;
+  for (size_t i = 1; i < kWhy.size(); ++i) {
+    if (of_slow[i].seconds - of_fast[i].seconds > of_slow[most].seconds - of_fast[most].seconds)
+      most = i;
+  }
+  return kWhy[most];
+}
+
+// Nothing fits: says why the nearest candidate does not.
+std::string nothing_fits(const Answer& answer, const Question& question) {
+  const auto& cluster = question.cluster;
+  const auto& nearest = answer.candidates.front();
+  auto sentence =
+      fmt::format("Nothing fits on {} device{}", cluster.ranks(), cluster.ranks() == 1 ? "" : "s");
+  const auto activations = static_cast<double>(nearest.memory.of(Category::activations));
+  if (activations > 0.8 * usable(cluster.device)) {
+    return sentence +
+           fmt::format(
+               ": activations alone take {} of each, which ZeRO does not share. Recompute "
+               "layers, or use shorter sequences or a device with more memory.",
+               bytes(activations));
+  }
+  const auto host = std::ranges::find_if(answer.candidates, [](const Candidate& c) {
+    return c.device_lacks == 0 && c.host_lacks > 0;
+  });
+  if (host != answer.candidates.end())
+    sentence += fmt::format("; with states on the host each host lacks {} of memory",
+                            bytes(host->host_lacks));
+  return sentence + fmt::format(". The nearest is {}.", nearest.words());
+}
+
+}  // namespace
+
+std::string zero_or_not(const Answer& answer, const Question& question) {
+  const auto& cluster = question.cluster;
+  const auto* alone = fastest(answer.candidates, [](const Candidate& c) { return plain(c); });
+  const bool any = !answer.candidates.empty() && answer.candidates.front().fits();
+  constexpr double kStates = 16;  // bytes a parameter, in fp32 as in bf16
+  const double states = kStates * static_cast<double>(answer.trained);
+  if (!any) return nothing_fits(answer, question);
+  const auto& best = answer.candidates.front();
+  if (cluster.ranks() == 1) {
+    if (alone != nullptr)
+      return fmt::format(
+          "ZeRO is not needed: one device has nobody to share with, and the model fits on it ({} "
+          "of "
+          "{}).",
+          bytes(static_cast<double>(alone->memory.device)), bytes(cluster.device.memory));
+    return fmt::format(
+        "One device has nobody to share with, so ZeRO's stages do nothing here; the states of {} "
+        "go "
+        "to {}.",
+        bytes(states),
+        best.config.offload_optimizer.device == OffloadDevice::nvme ||
+                best.config.offload_param.device == OffloadDevice::nvme
+            ? "the disk (ZeRO-Infinity)"
+        : best.config.offload_optimizer.device == OffloadDevice::cpu
+            ? "the host's memory (ZeRO-Offload)"
+            : "fewer bits (8-bit states)");
+  }
+  const double frozen = 1 - static_cast<double>(answer.trained) /
+                                static_cast<double>(std::max<int64_t>(1, answer.parameters));
+  if (alone != nullptr) {
+    const double gain = best.tokens_per_second / alone->tokens_per_second;
+    return fmt::format(
+        "ZeRO is not needed: plain data parallelism (stage 0) fits ({} of {} on each device{}), "
+        "{}.",
+        bytes(static_cast<double>(alone->memory.device)), bytes(cluster.device.memory),
+        frozen > 0.5 ? fmt::format("; {:.1f} % of the parameters are frozen and have no states",
+                                   100 * frozen)
+                     : std::string(),
+        gain < 1.02 ? std::string("and is as fast as any stage")
+                    : fmt::format("though {} would be {:.2f} times as fast, {}", best.words(), gain,
+                                  advantage(best.time, alone->time)));
+  }
+  if (frozen > 0.5) {
+    return fmt::format(
+        "ZeRO-3 is needed for the parameters alone: {:.0f} % of them are frozen and have no "
+        "states, "
+        "so stages 1 and 2 save little.",
+        100 * frozen);
+  }
+  const auto& plain_one = std::ranges::find_if(
+      answer.candidates, [](const Candidate& c) { return plain(c) && c.recompute > 0; });
+  const bool activations = plain_one != answer.candidates.end() &&
+                           static_cast<double>(plain_one->memory.of(Category::activations)) >
+                               0.5 * static_cast<double>(plain_one->memory.device);
+  return fmt::format(
+      "ZeRO is needed: plain data parallelism lacks {} on each device{}.",
+      plain_one != answer.candidates.end()
+          ? bytes(plain_one->device_lacks +
+                  plain_one->host_lacks / static_cast<double>(cluster.per_host))
+          : std::string("memory"),
+      activations ? ", most of it for activations, which ZeRO does not share: shorter sequences "
+                    "would help more"
+                  : "");
+}
+
+std::string binds(const Candidate& best) {
+  const auto all = parts(best.time);
+  const auto& most = *std::ranges::max_element(all, {}, &Part::seconds);
+  return fmt::format("The step of {:.3g} s is bound by {} ({:.0f} % of it: {}).", best.time.seconds,
+                     most.name, 100 * most.seconds / best.time.seconds, most.why);
+}
+
+std::string helps(const Table& table, const Candidate& best) {
+  struct Change {
+    const char* name;
+    void (*apply)(Cluster&);
+  };
+  constexpr std::array kChanges{
+      Change{"devices that compute twice as fast",
+             [](Cluster& c) {
+               c.device.flops *= 2;
+               c.device.flops_fp32 *= 2;
+             }},
+      Change{"memory of the devices twice as fast", [](Cluster& c) { c.device.bandwidth *= 2; }},
+      Change{"links inside a host twice as fast", [](Cluster& c) { c.inside.bandwidth *= 2; }},
+      Change{"a network twice as fast", [](Cluster& c) { c.between.bandwidth *= 2; }},
+      Change{"PCIe twice as fast", [](Cluster& c) { c.device.pcie *= 2; }},
+      Change{"updates on the host twice as fast", [](Cluster& c) { c.host_update *= 2; }},
+      Change{"disks twice as fast", [](Cluster& c) { c.nvme *= 2; }}};
+  const auto& trace = table.traces.of(best.config, best.micro_batch, best.recompute);
+  const Change* most = nullptr;
+  double gain = 1;
+  for (const auto& change : kChanges) {
+    auto cluster = table.question.cluster;
+    change.apply(cluster);
+    const double faster = best.time.seconds / simulate(trace, best.config, cluster, false).seconds;
+    if (faster <= gain) continue;
+    gain = faster;
+    most = &change;
+  }
+  auto sentence = most == nullptr ? std::string("No single part of the machine binds it.")
+                                  : fmt::format(
+                                        "On the machine, {} would help most: {:.2f} times "
+                                        "as many tokens a second.",
+                                        most->name, gain);
+  const auto* other =
+      fastest(table.all, [&](const Candidate& c) { return c.config.stage != best.config.stage; });
+  if (other != nullptr) {
+    sentence += fmt::format(" Of other configurations, {} comes next, with {:.2f} of its speed.",
+                            other->words(), other->tokens_per_second / best.tokens_per_second);
+  }
+  return sentence;
+}
+
+// The bytes of a parameter at stage 3 with everything of a kind on one tier.
+std::string largest_model(const Question& question) {
+  const auto& c = question.cluster;
+  const auto n = static_cast<double>(c.ranks());
+  const partition::StateBytes of =
+      question.bf16 ? partition::StateBytes{} : partition::StateBytes{4, 4, 8};
+  const double all = static_cast<double>(of.parameter + of.gradient + of.optimizer);
+  const double device =
+      (c.device.cpu ? c.host_memory / static_cast<double>(c.per_host) : usable(c.device));
+  const auto billions = [](double parameters) {
+    return parameters < 1e12 ? fmt::format("{:.3g} B", parameters / 1e9)
+                             : fmt::format("{:.3g} T", parameters / 1e12);
+  };
+  auto sentence = fmt::format("By states alone the cluster holds {} parameters at stage 0",
+                              billions(device / all));
+  if (c.ranks() > 1) sentence += fmt::format(" and {} at stage 3", billions(device / all * n));
+  if (!c.device.cpu)
+    sentence += fmt::format(", {} with states in the hosts' memory",
+                            billions(c.host_memory * static_cast<double>(c.hosts) / all));
+  if (c.nvme > 0)
+    sentence += fmt::format(", {} with states on disk",
+                            billions(c.nvme_bytes * static_cast<double>(c.hosts) / all));
+  return sentence + "; activations come on top.";
+}
+
+std::string fewest_devices(const Question& question, Traces& traces) {
+  constexpr int64_t kMost = 1 << 16;
+  auto asked = question;
+  const auto try_on = [&](int64_t hosts, int64_t per_host) -> std::optional<Candidate> {
+    asked.cluster.hosts = hosts;
+    asked.cluster.per_host = per_host;
+    asked.global_batch = asked.cluster.ranks();
+    Table table(asked, traces);
+    for (const auto place : {OffloadDevice::none, OffloadDevice::cpu}) {
+      if (place == OffloadDevice::cpu && question.cluster.device.cpu) continue;
+      auto candidate =
+          table.make({.stage = asked.cluster.ranks() > 1 || place != OffloadDevice::none ? 3 : 0,
+                      .optimizer = place,
+                      .parameters = place},
+                     1, 1, question.recomputes ? 1 : 0);
+      if (candidate.fits()) return candidate;
+    }
+    return std::nullopt;
+  };
+  const int64_t usual = question.cluster.per_host;
+  for (int64_t devices = 1; devices <= kMost; devices *= 2) {
+    const int64_t per_host = std::min(devices, usual);
+    if (devices % per_host != 0) continue;
+    if (const auto found = try_on(devices / per_host, per_host)) {
+      return fmt::format("The fewest devices that hold this model are {}{}: {}.", devices,
+                         devices > per_host ? fmt::format(" on {} hosts", devices / per_host) : "",
+                         found->words());
+    }
+  }
+  return fmt::format(
+      "No number of devices up to {} holds this model: what one rank needs for a micro-batch of "
+      "one "
+      "sequence is larger than a device.",
+      kMost);
+}
+
+}  // namespace zero::plan

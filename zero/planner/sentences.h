@@ -1,0 +1,21 @@
+// The planner's answers in words.
+#pragma once
+
+#include <string>
+
+#include "zero/planner/candidates.h"
+
+namespace zero::plan {
+
+/// Returns whether the run needs ZeRO, and why.
+std::string zero_or_not(const Answer& answer, const Question& question);
+/// Returns what binds the step of the best candidate.
+std::string binds(const Candidate& best);
+/// Returns the change of the machine that helps the best candidate most, and the next candidate.
+std::string helps(const Table& table, const Candidate& best);
+/// Returns the largest models that the cluster holds, by states alone.
+std::string largest_model(const Question& question);
+/// Returns the fewest devices that hold the model.
+std::string fewest_devices(const Question& question, Traces& traces);
+
+}  // namespace zero::plan
