@@ -239,10 +239,10 @@ TEST_F(TokenLoaderTest, IgnoresTargetsThatTheMarksDoNotName) {
   }
   folder_.write(std::to_string(count) + ".marks.bin", marks.substr(1));
   EXPECT_THAT([&] { positions(count); }, ThrowsMessage<DataError>(HasSubstr("32 marks")));
-  marks[20] = 4;
+  marks[20] = 8;
   folder_.write(std::to_string(count) + ".marks.bin", marks);
   TokenLoader loader(positions(count), {.sequence = 8, .micro_batch = 4});
-  EXPECT_THAT([&] { loader.next(); }, ThrowsMessage<DataError>(HasSubstr("the byte 4 at 20")));
+  EXPECT_THAT([&] { loader.next(); }, ThrowsMessage<DataError>(HasSubstr("the byte 8 at 20")));
 }
 
 TEST(Permutation, IsOneForEverySize) {

@@ -423,6 +423,55 @@ TEST(Checkpoint, WritesBesideABackgroundSaveAreNotInIt) {
   }
 }
 
+struct LargeThenSmall : torch::nn::Module {
+  LargeThenSmall() {
+    register_module("0", torch::nn::Linear(1536, 1536));
+    register_module("1", torch::nn::Linear(1536, 8));
+  }
+};
+
+// While the large layer, which is first in the file, is written, the state behind it changes.
+TEST(Checkpoint, AStateThatChangesBeforeItIsWrittenIsSavedAsItWas) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "run";
+  const std::string name = "1.weight";
+  const auto c = with_units(config(2), int64_t{1} << 20);
+  for (const int64_t staging : {int64_t{0}, int64_t{1} << 20}) {
+    at::Tensor saved;
+    run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+      const auto model = std::make_shared<LargeThenSmall>();
+      Engine engine(model, AdamW{.lr = 1e-2}, c, group);
+      const auto value = torch::full({8, 1536}, 0.5);
+      engine.set_optimizer_state(name, "exp_avg", value);
+      engine.save(path, {}, {.background = true, .staging_bytes = staging});
+      engine.set_optimizer_state(name, "exp_avg", torch::ones_like(value));
+      engine.complete_save();
+      engine.load(path);
+      const auto seen = engine.optimizer_state(name, "exp_avg").clone();
+      if (group->rank() == 0) saved = seen;
+    });
+    EXPECT_TRUE(torch::equal(saved, torch::full({8, 1536}, 0.5)));
+  }
+}
+
+TEST(Checkpoint, PreparedSavesTakeNoMoreMemoryLater) {
+  const TemporaryFolder folder;
+  run_at(on(2, config(2, true)), [&](Engine& engine, Net& net) {
+    auto& ledger = *engine.group().ledger();
+    const auto before = ledger.usage(Category::host_buffers).current;
+    engine.prepare_saves();
+    const auto prepared = ledger.usage(Category::host_buffers).current;
+    EXPECT_GT(prepared, before);
+    for (int step = 0; step < 2; ++step) {
+      train(engine, net, 1, step);
+      engine.save(folder.path() / "run", {}, {.background = true, .staging_bytes = 0});
+    }
+    engine.complete_save();
+    engine.prepare_saves();
+    EXPECT_EQ(ledger.usage(Category::host_buffers).current, prepared);
+  });
+}
+
 // Parameters on a disk are written from there.
 TEST(Checkpoint, ABackgroundSaveOfStatesOnADiskHoldsTheStaging) {
   const TemporaryFolder folder;

@@ -67,7 +67,7 @@ class Hosts {
   void load(World world, const std::string& names, int stage) {
     run(world, names, stage, [&](Rank rank) {
       train(rank.engine, rank.net, 1);
-      const auto found = rank.copies.newest();
+      auto found = rank.copies.newest();
       ASSERT_TRUE(found);
       EXPECT_EQ(found->step, 6);
       const auto attached = rank.copies.load(rank.engine, *found);
@@ -93,6 +93,14 @@ class Hosts {
   std::mutex mutex_;
   std::vector<at::Tensor> states_;
 };
+
+// Changes two bytes of the values.
+void damage(const fs::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(fs::file_size(path)) - 40);
+  file.put('x');
+  file.put('y');
+}
 
 TEST(MemoryCopies, OneHostGoesOnAtAnyRanks) {
   for (const int stage : {0, 3}) {
@@ -143,16 +151,10 @@ TEST(MemoryCopies, WhatIsNotWholeOrNotSoundIsNamedAndTheCopyBeforeItTaken) {
   fs::rename(newer(12), hosts / "a/copy-12.partial");  // the ranks were killed in the copy
   fs::resize_file(newer(11) / "rank-1-of-2.safetensors", 1000);
   fs::resize_file(newer(10) / "manifest.json", 1000);
-  const auto flipped = newer(9) / "rank-1-of-2.safetensors";
-  {
-    std::fstream file(flipped, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(fs::file_size(flipped)) - 40);
-    file.put('x');
-    file.put('y');
-  }
+  damage(newer(9) / "rank-1-of-2.safetensors");
   hosts.run({1, 2}, "a", 1, [&](Rank rank) {
     const auto before = weights(rank.engine);
-    const auto found = rank.copies.newest();
+    auto found = rank.copies.newest();
     ASSERT_TRUE(found);
     EXPECT_EQ(found->step, 9);
     EXPECT_THAT(found->faults,
@@ -164,6 +166,29 @@ TEST(MemoryCopies, WhatIsNotWholeOrNotSoundIsNamedAndTheCopyBeforeItTaken) {
     rank.copies.drop(found->step);
   });
   hosts.load({1, 2}, "a", 1);
+}
+
+TEST(MemoryCopies, ADamagedFileIsTakenFromTheOtherHostThatHasIt) {
+  Hosts hosts;
+  hosts.save({2, 1}, "ab", 2);
+  damage(hosts / "b/copy-6/rank-1-of-2.safetensors");
+  hosts.run({2, 1}, "ab", 2, [&](Rank rank) {
+    train(rank.engine, rank.net, 1);
+    auto found = rank.copies.newest();
+    ASSERT_TRUE(found);
+    (void)rank.copies.load(rank.engine, *found);
+    EXPECT_THAT(found->faults, ElementsAre(HasSubstr("rank-1-of-2.safetensors' is damaged")));
+  });
+  hosts.load({2, 1}, "ab", 2);
+  // With both of its holders damaged the copy is lost.
+  for (const char* host : {"a", "b"})
+    damage(hosts / fmt::format("{}/copy-6/rank-0-of-2.safetensors", host));
+  hosts.run({2, 1}, "ab", 2, [&](Rank rank) {
+    auto found = rank.copies.newest();
+    ASSERT_TRUE(found);
+    EXPECT_THROW(rank.copies.load(rank.engine, *found), CheckpointError);
+    EXPECT_FALSE(rank.copies.newest());
+  });
 }
 
 TEST(MemoryCopies, ACopyWithoutRoomIsRefusedAndTheOneBeforeItStays) {

@@ -4,13 +4,14 @@
 #include <c10/core/GradMode.h>
 
 #include <chrono>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
 #include "zero/base/device_limit.h"
 #include "zero/base/error.h"
+#include "zero/base/host_memory.h"
 #include "zero/checkpoint/file.h"
-#include "zero/device/memory.h"
 
 namespace zero {
 
@@ -21,12 +22,50 @@ namespace {
 // The bytes that a copy takes in the memory of copies: it begins on a cache line.
 int64_t aligned(int64_t bytes) { return at::round_up<int64_t>(bytes, 64); }
 
+int64_t bytes_of(const SliceFile& file, const std::vector<size_t>& pieces) {
+  int64_t bytes = 0;
+  for (const size_t i : pieces) bytes += aligned(file.pieces()[i].bytes);
+  return bytes;
+}
+
+at::Tensor copies_memory(int64_t bytes, const std::shared_ptr<Ledger>& ledger) {
+  return host_zeros(bytes, at::kByte, ledger, Category::host_buffers);
+}
+
 }  // namespace
 
-SaveSnapshot::SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
-                           std::optional<int64_t> staging_bytes, at::Tensor& memory)
+void SaveMemory::prepare(int64_t bytes) {
+  const auto& memory = get(bytes);
+  touching_ = std::thread([data = memory.mutable_data_ptr<uint8_t>(), bytes] {
+    std::memset(data, 0, static_cast<size_t>(bytes));
+  });
+}
+
+const at::Tensor& SaveMemory::get(int64_t bytes) {
+  wait();
+  if (!memory_.defined() || memory_.numel() < bytes) {
+    memory_.reset();
+    memory_ = copies_memory(bytes, ledger_);
+  }
+  return memory_;
+}
+
+void SaveMemory::wait() {
+  if (touching_.joinable()) touching_.join();
+}
+
+int64_t SaveSnapshot::bytes_at_once(const SliceFile& file) {
+  int64_t bytes = 0;
+  for (const auto& piece : file.pieces()) {
+    if (piece.exposed) bytes += aligned(piece.bytes);
+  }
+  return bytes;
+}
+
+SaveSnapshot::SaveSnapshot(std::unique_ptr<SliceFile> file, std::optional<int64_t> staging_bytes,
+                           SaveMemory& memory)
     : file_(std::move(file)),
-      ledger_(std::move(ledger)),
+      ledger_(memory.ledger()),
       staging_bytes_(staging_bytes.value_or(0)),
       slices_(file_->pieces().size()) {
   std::vector<size_t> at_once;
@@ -41,19 +80,7 @@ SaveSnapshot::SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledg
     of_unit_[u].push_back(i);
   }
   if (!staging_bytes) return;
-  const int64_t bytes = bytes_of(at_once);
-  if (!memory.defined() || memory.numel() < bytes) memory = memory_of(bytes);
-  copy_aside(at_once, memory, nullptr);
-}
-
-at::Tensor SaveSnapshot::memory_of(int64_t bytes) const {
-  return pinned_zeros(bytes, at::kByte, at::kCPU, ledger_, Category::host_buffers);
-}
-
-int64_t SaveSnapshot::bytes_of(const std::vector<size_t>& pieces) const {
-  int64_t bytes = 0;
-  for (const size_t i : pieces) bytes += aligned(file_->pieces()[i].bytes);
-  return bytes;
+  copy_aside(at_once, memory.get(bytes_at_once(*file_)), nullptr);
 }
 
 // The copies lie side by side in `memory`.
@@ -76,11 +103,11 @@ void SaveSnapshot::copy_aside(const std::vector<size_t>& pieces, const at::Tenso
 // Returns false if the staging memory or the system's does not suffice: the update then waits for
 // the file.
 bool SaveSnapshot::try_copy_aside(const std::vector<size_t>& pieces) {
-  const int64_t bytes = bytes_of(pieces);
+  const int64_t bytes = bytes_of(*file_, pieces);
   if (staged_ + bytes > staging_bytes_) return false;
   try {
     // This memory is freed with the last of its copies.
-    copy_aside(pieces, memory_of(bytes), std::make_shared<int64_t>(bytes));
+    copy_aside(pieces, copies_memory(bytes, ledger_), std::make_shared<int64_t>(bytes));
     staged_ += bytes;
     return true;
   } catch (const std::exception&) {

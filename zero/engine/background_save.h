@@ -45,16 +45,42 @@
 
 namespace zero {
 
+/// The memory of the copies that a save in the background makes at once. It stays from save to
+/// save.
+class SaveMemory {
+ public:
+  explicit SaveMemory(std::shared_ptr<Ledger> ledger) : ledger_(std::move(ledger)) {}
+  ~SaveMemory() { wait(); }
+  SaveMemory(const SaveMemory&) = delete;
+  SaveMemory& operator=(const SaveMemory&) = delete;
+
+  /// Gets memory of so many bytes, and has a thread touch it. The system needs up to half a second
+  /// to find 124 MB in huge pages where files have filled the memory.
+  void prepare(int64_t bytes);
+  /// Returns memory of so many bytes at least. It waits for the thread of `prepare`.
+  const at::Tensor& get(int64_t bytes);
+  const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+
+ private:
+  void wait();
+
+  std::shared_ptr<Ledger> ledger_;
+  at::Tensor memory_;
+  std::thread touching_;
+};
+
 /// A file of slices, and the values that it needs as they were when this was made. The file lives
 /// as long as this, since updates may call `before_change` until then.
 class SaveSnapshot final : public TableObserver {
  public:
-  /// Copies the parameters, the buffers and the factored states into `memory`, which it replaces if
-  /// it is too small. Nobody else may use it while this lives. Copies of other states take
-  /// `staging_bytes` at most at a time. Without `staging_bytes` nothing is copied: nothing may
-  /// change until all is written.
-  SaveSnapshot(std::unique_ptr<SliceFile> file, std::shared_ptr<Ledger> ledger,
-               std::optional<int64_t> staging_bytes, at::Tensor& memory);
+  /// Copies the parameters, the buffers and the factored states into `memory`. Nobody else may use
+  /// it while this lives. Copies of other states take `staging_bytes` at most at a time. Without
+  /// `staging_bytes` nothing is copied: nothing may change until all is written.
+  SaveSnapshot(std::unique_ptr<SliceFile> file, std::optional<int64_t> staging_bytes,
+               SaveMemory& memory);
+
+  /// Returns the bytes that a save of this file copies at once.
+  static int64_t bytes_at_once(const SliceFile& file);
 
   /// Writes all values to the file, in the order of its pieces, completes it, and returns its entry
   /// in the manifest. Called once, by one thread. Throws CheckpointError.
@@ -74,11 +100,9 @@ class SaveSnapshot final : public TableObserver {
 
   void copy_aside(const std::vector<size_t>& pieces, const at::Tensor& memory,
                   const std::shared_ptr<int64_t>& block);
-  at::Tensor memory_of(int64_t bytes) const;
   bool try_copy_aside(const std::vector<size_t>& pieces);
   at::Tensor take(size_t piece);
   void release(size_t piece);
-  int64_t bytes_of(const std::vector<size_t>& pieces) const;
 
   std::unique_ptr<SliceFile> file_;
   std::shared_ptr<Ledger> ledger_;

@@ -284,6 +284,11 @@ class Engine {
   /// with memory of its own, and with a memory budget, every save is complete when it returns.
   void save(const std::string& folder, const Attached& attached = {},
             const SaveOptions& options = {});
+  /// Gets the memory into which a save in the background copies parameters and buffers, and fills
+  /// it on a thread, so that the first save holds the run no longer than later ones. Without this
+  /// call the first save gets the memory. It does nothing where saves do not go on beside training,
+  /// or while one does.
+  void prepare_saves();
   /// Returns how far this rank is with the save that `complete_save` would end.
   SaveProgress save_progress() const;
   /// Blocks until a save in the background is complete; does nothing without one. An engine that is

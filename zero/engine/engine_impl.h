@@ -36,13 +36,18 @@ struct Engine::Impl {
   Flows flows;                    // the table, gather, reduce, update and their schedule
   StateChanges changes{plan, progress, flows};
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
-  std::vector<uint8_t> gradients_used;     // by parameter, in the last step
-  at::Tensor save_memory;                  // of the copies of a save in the background
-  std::unique_ptr<BackgroundSave> saving;  // the save that is not completed; ends first
+  std::vector<uint8_t> gradients_used;            // by parameter, in the last step
+  SaveMemory save_memory{plan.group().ledger()};  // of the copies of a save in the background
+  std::unique_ptr<BackgroundSave> saving;         // the save that is not completed; ends first
 
   // Saving and loading (state_io.cpp).
   StateParts parts();
   Progress saved_progress() const;
+  /// Returns whether a save may go on beside training: copies from a device with memory of its own
+  /// would have to be ordered with its streams, and copies would exceed a memory budget.
+  bool may_save_beside() const;
+  /// Lists what this rank saves. With `delayed` it also has the parameters in force.
+  std::unique_ptr<SliceFile> slice_file(bool delayed);
   /// Returns the manifest of a save of now, without files. With `delayed` it also has the
   /// parameters in force.
   Manifest manifest(bool delayed);

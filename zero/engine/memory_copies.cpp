@@ -303,7 +303,43 @@ void MemoryCopies::fetch(const Found& found, const std::vector<std::string>& nam
   }
 }
 
-Attached MemoryCopies::load(Engine& engine, const Found& found) {
+Attached MemoryCopies::load(Engine& engine, Found& found) {
+  try {
+    return load_once(engine, found);
+  } catch (const DamagedCheckpoint&) {  // thrown on every rank
+    if (!files_ || !forget_damaged(found)) throw;
+  }
+  return load_once(engine, found);
+}
+
+// Removes the files of a copy that are not as they were written. Returns whether the hosts have all
+// files without those.
+bool MemoryCopies::forget_damaged(Found& found) {
+  std::string sentences;
+  if (group_->local_rank() == 0) {
+    auto manifest = read_manifest(found.folder);
+    const auto files = std::exchange(manifest.files, {});
+    for (const auto& file : files) {
+      if (!is_there(found.folder, file)) continue;
+      manifest.files = {file};
+      try {
+        verify(found.folder, manifest);
+      } catch (const DamagedCheckpoint& fault) {
+        sentences += fmt::format("{}\n", fault.what());
+        std::error_code error;
+        fs::remove(found.folder / file.name, error);
+      }
+    }
+  }
+  for (const auto& text : comm::gather_texts(*group_, sentences, kCopies)) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) found.faults.push_back(line);
+  }
+  const auto again = newest();
+  return again && again->step == found.step;
+}
+
+Attached MemoryCopies::load_once(Engine& engine, const Found& found) const {
   return engine.load_on_each_host(found.folder, [&](const std::vector<std::string>& names) {
     try {
       fetch(found, names);

@@ -1,7 +1,7 @@
 // Copies of all states in the memory of the hosts, from which a run goes on when ranks have died.
 //
 //   zero::MemoryCopies copies(group, *zero::MemoryCopies::launcher_folder());
-//   if (const auto found = copies.newest()) copies.load(engine, *found);
+//   if (auto found = copies.newest()) copies.load(engine, *found);
 //   for (int64_t step = ...) {
 //     ...
 //     if (step % 10 == 0) copies.begin(engine, step);       // beside the next steps
@@ -76,9 +76,10 @@ class MemoryCopies {
   /// loaded. Collective. `faults` gets the sentences where there is no such copy. Throws
   /// CheckpointError.
   std::optional<Found> newest(std::vector<std::string>* faults = nullptr);
-  /// Loads a copy, as Engine::load does. Collective. Throws DamagedCheckpoint if a file is not as
-  /// it was written or cannot be fetched.
-  Attached load(Engine& engine, const Found& found);
+  /// Loads a copy, as Engine::load does. A file that is not as it was written is removed, and taken
+  /// from the other host that has it; `found.faults` then names it. Collective. Throws
+  /// DamagedCheckpoint if no host has a file as it was written.
+  Attached load(Engine& engine, Found& found);
   /// Drops the copy of a step. Collective.
   void drop(int64_t step);
   /// Drops all copies. Collective.
@@ -91,6 +92,8 @@ class MemoryCopies {
   static void remove(const std::vector<std::filesystem::path>& folders);
   void make_room(std::span<const int64_t> bytes) const;
   void send(const std::filesystem::path& file) const;
+  Attached load_once(Engine& engine, const Found& found) const;
+  bool forget_damaged(Found& found);
   void fetch(const Found& found, const std::vector<std::string>& names) const;
 
   std::shared_ptr<comm::Group> group_;

@@ -25,8 +25,7 @@ int64_t whole_blocks(const UnitPlan& plan, State state, int64_t elements) {
 
 }  // namespace
 
-SliceFile::SliceFile(const StateParts& parts, const std::filesystem::path& folder, int rank,
-                     int ranks, Contents contents)
+SliceFile::SliceFile(const StateParts& parts, int rank, int ranks, Contents contents)
     : parts_(parts) {
   entry_.name = shard_name(rank, ranks);
   if (contents.owned) add_slices(contents.in_force);
@@ -36,7 +35,9 @@ SliceFile::SliceFile(const StateParts& parts, const std::filesystem::path& folde
       add(slice_key(name, parts.model.name(p)), parts.factored.find(p, name));
   }
   for (const auto& [name, buffer] : parts.model.plain_buffers()) add(buffer_key(name), buffer);
+}
 
+void SliceFile::create(const std::filesystem::path& folder) {
   file_ = std::make_unique<SafetensorsWriter>(
       folder / entry_.name, std::move(infos_),
       std::map<std::string, std::string>{

@@ -36,12 +36,13 @@ class SliceFile {
     bool in_force = false;
   };
 
-  /// Creates the file in `folder` and writes its header. The first rank has the factored states.
-  /// `parts` outlive this. Throws CheckpointError.
-  SliceFile(const StateParts& parts, const std::filesystem::path& folder, int rank, int ranks,
-            Contents contents);
+  /// Lists the pieces. The first rank has the factored states. `parts` outlive this.
+  SliceFile(const StateParts& parts, int rank, int ranks, Contents contents);
 
-  /// Returns the pieces in the order of their bytes in the file.
+  /// Creates the file in `folder`, writes its header, and brings the pieces into their order there.
+  /// Throws CheckpointError.
+  void create(const std::filesystem::path& folder);
+  /// Returns the pieces, after `create` in the order of their bytes in the file.
   const std::vector<Piece>& pieces() const { return pieces_; }
   /// Returns the values of a piece as they are now: the memory itself where the file has its bytes,
   /// else a copy.

@@ -103,6 +103,29 @@ void Engine::Impl::load_states(std::string_view label,
   if (delayed) flows.schedule().resume_delayed();
 }
 
+bool Engine::Impl::may_save_beside() const {
+  return !is_asynchronous(plan.group().device()) && plan.config().memory_budget == 0;
+}
+
+std::unique_ptr<SliceFile> Engine::Impl::slice_file(bool delayed) {
+  const auto& group = plan.group();
+  const bool owns = plan.placement().sharded.optimizer ? plan.placement().replicas->rank() == 0
+                                                       : group.rank() == 0;
+  return std::make_unique<SliceFile>(parts(), group.rank(), group.size(),
+                                     SliceFile::Contents{.owned = owns, .in_force = delayed});
+}
+
+void Engine::prepare_saves() {
+  auto& impl = *impl_;
+  if (!impl.may_save_beside() || impl.saving != nullptr) return;
+  const HostScope not_refused;
+  const bool delays = config().offload_optimizer.delayed_update_after > 0;
+  try {
+    impl.save_memory.prepare(SaveSnapshot::bytes_at_once(*impl.slice_file(delays)));
+  } catch (const OutOfMemory&) {  // the save says it, to every rank
+  }
+}
+
 void Engine::save(const std::string& folder, const Attached& attached, const SaveOptions& options) {
   complete_save();
   const c10::NoGradGuard no_grad;
@@ -111,10 +134,7 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   auto& impl = *impl_;
   auto& group = impl.plan.group();
   impl.changes.at_boundary(kLabel);
-  // Copies from a device with memory of its own would have to be ordered with its streams, and
-  // copies would exceed a budget.
-  const bool beside =
-      options.background && !is_asynchronous(group.device()) && config().memory_budget == 0;
+  const bool beside = options.background && impl.may_save_beside();
   const auto partial = WholeFolder::partial(folder);
   std::unique_ptr<BackgroundSave::Folder> whole;
   const bool delayed = impl.changes.settle_update(kLabel);
@@ -128,14 +148,11 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
           {folder, &fail<CheckpointError>}, impl.manifest(delayed), group.size()});
     });
   });
-  const bool owns = impl.plan.placement().sharded.optimizer
-                        ? impl.plan.placement().replicas->rank() == 0
-                        : group.rank() == 0;
   auto file = comm::agree<CheckpointError>(group, kLabel, [&] {
     std::unique_ptr<SliceFile> made;
     as_checkpoint_error([&] {
-      made = std::make_unique<SliceFile>(impl.parts(), partial, group.rank(), group.size(),
-                                         SliceFile::Contents{.owned = owns, .in_force = delayed});
+      made = impl.slice_file(delayed);
+      made->create(partial);
     });
     return made;
   });
@@ -149,8 +166,7 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   comm::agree<CheckpointError>(group, kLabel, [&] {
     as_checkpoint_error([&] {
       snapshot = std::make_shared<SaveSnapshot>(
-          std::move(file), group.ledger(),
-          beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
+          std::move(file), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
           impl.save_memory);
     });
   });

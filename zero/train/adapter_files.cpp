@@ -139,30 +139,37 @@ std::string config_of(const Lora& lora, const std::string& base_model) {
 
 }  // namespace
 
-std::string base_model_of(const std::string& folder) {
-  const ConfigReader config(fs::path(folder) / kAdapterConfig);
-  const auto& base = config.at("base_model_name_or_path");
-  std::error_code ignored;
-  if (!base.is_string() ||
-      !fs::exists(fs::path(base.get<std::string>()) / "config.json", ignored)) {
-    config.refuse(
-        fmt::format("its base_model_name_or_path is {}, which is no folder with a config.json; "
-                    "give the model's "
-                    "folder beside the adapter's",
-                    excerpt(base.dump())));
-  }
-  return base.get<std::string>();
-}
+namespace {
 
-LoraSettings read_adapter_config(const std::string& folder) {
+// Calls `read` with the reader of an adapter's settings. Its errors name the file.
+template <class Read>
+auto from_config(const std::string& folder, const Read& read) {
   const auto path = fs::path(folder) / kAdapterConfig;
   const auto text = read_file(path, fail<CheckpointError>);
   try {
-    return settings_of(ConfigReader(std::string_view(text), kAdapterConfig));
+    return read(ConfigReader(std::string_view(text), kAdapterConfig));
   } catch (const ConfigError& error) {
     throw CheckpointError(
         fmt::format("{} cannot be used as an adapter. {}", path.string(), error.what()));
   }
+}
+
+}  // namespace
+
+std::string base_model_of(const std::string& folder) {
+  return from_config(folder, [](const ConfigReader& config) {
+    const auto base = config.get<std::string>("base_model_name_or_path", "");
+    std::error_code ignored;
+    if (!base.empty() && fs::exists(fs::path(base) / "config.json", ignored)) return base;
+    throw ConfigError(
+        fmt::format("Its base_model_name_or_path is {}, which is no folder with a config.json. "
+                    "Give the model's folder beside the adapter's.",
+                    excerpt('"' + base + '"')));
+  });
+}
+
+LoraSettings read_adapter_config(const std::string& folder) {
+  return from_config(folder, settings_of);
 }
 
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,

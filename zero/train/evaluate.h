@@ -13,11 +13,11 @@
 namespace zero::train {
 
 struct EvaluateOptions {
-  std::string from;     ///< a Hugging Face folder, or one of a peft adapter that names its model
-  std::string adapter;  ///< a peft folder, or empty
+  std::string from{};     ///< a Hugging Face folder, or one of a peft adapter that names its model
+  std::string adapter{};  ///< a peft folder, or empty
   /// Tokens, a folder of `zero data prepare` (its validation split), or a text or JSON lines
   /// (.jsonl), which are encoded with the tokenizer.json of `from`.
-  std::string data;
+  std::string data{};
   TrainingTask task = TrainingTask::any;
   std::optional<int64_t> mask_token{};
   int64_t seq = 0;          ///< tokens in a sequence; 0: the model's context, at most 1024
@@ -25,7 +25,7 @@ struct EvaluateOptions {
   int64_t micro_batch = 8;  ///< sequences that a rank passes together
   int stage = 0;            ///< 3: each rank holds its part of the weights
   bool bf16 = false;
-  std::string logits;  ///< a safetensors file to write, or empty
+  std::string logits{};  ///< a safetensors file to write, or empty
 };
 
 struct Evaluation {

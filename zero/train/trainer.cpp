@@ -88,7 +88,10 @@ bool Trainer::resume_from_memory() {
                                                    [&] { return source_of(*run_.copy); });
   auto point = resume_point(source, run_.settings);
   try {
+    const size_t known = run_.copy->faults.size();
     run_.copies->load(*run_.engine, *run_.copy);
+    for (size_t i = known; i < run_.copy->faults.size(); ++i)
+      damaged_.push_back(run_.copy->faults[i]);
   } catch (const DamagedCheckpoint& error) {  // thrown on every rank
     damaged_.emplace_back(error.what());
     run_.copies->drop(run_.copy->step);
@@ -128,6 +131,9 @@ int Trainer::train() {
   const auto begin = std::chrono::steady_clock::now();
   train_begin_ = begin;
   stop_after_ = parse_duration(options.stop_after);
+  const bool saves_beside = options.save_in_background && !options.rewind_spikes;
+  if ((saves_beside && options.save_every.value_or(0) > 0) || options.memory_copies)
+    run_.engine->prepare_saves();
   std::exception_ptr lost;  // the failure of the last save, which does not cost the weights
   while (step_ < options.steps && stop_signal_ == 0) {
     const bool has_profile = measuring_.has_profile();  // of the step before
@@ -165,7 +171,7 @@ int Trainer::train() {
         }
       } else {
         // Whoever may go back to a checkpoint goes back to the same one every time.
-        try_save([&] { begin_save(options.save_in_background && !options.rewind_spikes); });
+        try_save([&] { begin_save(saves_beside); });
       }
     }
     if (!is_last()) copy_if_due();
