@@ -140,10 +140,13 @@ class LogitsFile {
   }
 
   void add(int64_t index, const at::Tensor& logits, const Batch& batch) {
-    labels_.select(0, index).copy_(classifies_ ? batch[3].select(0, 0) : batch[1].select(0, 0));
+    const auto labels = labels_.select(0, index).copy_(batch[classifies_ ? 3 : 1].select(0, 0));
     if (classifies_) {
       logits_.select(0, index).copy_(logits);
     } else {
+      // Without a target a batch has one that counts nothing (SupervisedTask::counted).
+      const bool counts = batch.size() > 2;
+      if (counts && batch[2].item<int64_t>() == 0) labels.fill_(-100);
       tokens_.select(0, index).copy_(batch[0].select(0, 0));
       file_->write(name_of(index), logits);
     }
