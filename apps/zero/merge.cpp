@@ -73,7 +73,10 @@ int merge(const Arguments& arguments) {
   std::unique_ptr<LanguageModel> model;
   {
     const WithoutValues none;
-    model = language_model_config((std::filesystem::path(from) / "config.json").string())->build();
+    const auto sizes =
+        language_model_config((std::filesystem::path(from) / "config.json").string());
+    train::choose_head_of_adapter(*sizes, options);
+    model = sizes->build();
   }
   const auto lora = train::choose_trained(*model, options);
   auto tensors = named_tensors(model->module());

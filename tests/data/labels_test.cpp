@@ -126,6 +126,8 @@ TEST_F(Labels, BadLinesAreNamedAndNothingIsWritten) {
       {R"({"text": "a"})", "line 2: it has no field 'label'"},
       {R"({"label": "a"})", "line 2: it has no field 'text'"},
       {R"({"text": "a", "label": -1})", "line 2: it has the 'label' -1"},
+      {R"({"text": "a", "label": 18446744069414584321})",
+       "line 2: it has the 'label' 18446744069414584321"},
       {R"({"text": "a", "label": ""})", "line 2: it has the 'label' \"\""},
       {R"({"text": "a", "label": 1.5})", "line 2: it has the 'label' 1.5"},
       {R"({"text": "a", "label": 1})", "line 2: it has a label that is a name, and others"},

@@ -365,6 +365,7 @@ TEST(Bert, RefusesWhatDoesNotFit) {
   };
   EXPECT_THAT(refused({tokens.to(at::kInt)}, tokens), HasSubstr("tokens as Long"));
   EXPECT_THAT(refused({tokens, tokens.narrow(1, 0, 2)}, tokens), HasSubstr("types as Long"));
+  EXPECT_THAT(refused({tokens, tokens * 2}, tokens), HasSubstr("type_vocab_size"));
   EXPECT_THAT(refused({tokens, {}, tokens}, tokens), HasSubstr("a mask as Bool"));
   EXPECT_THAT(refused({tokens}, tokens.select(1, 0)), AllOf(HasSubstr("(2, 5)"), HasSubstr("(2)")));
   EXPECT_THAT(refused({torch::ones({1, 25}, at::kLong)}, torch::ones({1, 25}, at::kLong)),

@@ -316,6 +316,20 @@ TEST(Pretrained, FilesOfTorchAreReadByRangesAtEveryStage) {
               AllOf(HasSubstr("lost.weight"), HasSubstr("00002-of-00002.bin")));
 }
 
+TEST(Pretrained, AModelWhoseOnlyPartIsNamedModuleLoadsWhatItWrote) {
+  struct Wrapper : torch::nn::Module {
+    Wrapper() { register_module("module", torch::nn::Linear(3, 2)); }
+  };
+  const TemporaryFolder folder;
+  const auto written = std::make_shared<Wrapper>();
+  Engine writer(written, Sgd{});
+  save_pretrained(writer, folder.path().string());
+  Engine reader(std::make_shared<Wrapper>(), Sgd{});
+  EXPECT_THAT(load_pretrained(reader, folder.path().string()).left_over, IsEmpty());
+  for (const auto& name : reader.parameter_names())
+    EXPECT_TRUE(reader.parameter(name).equal(writer.parameter(name))) << name;
+}
+
 TEST(WeightFiles, RefuseDamagedFolders) {
   const TemporaryFolder folder;
   const auto of = [&] {

@@ -46,16 +46,6 @@ class TuningTest : public ::testing::Test {
     options_.data = write_answers();
   }
 
-  /// Begins with the same weights on ranks that are threads: they draw from one generator.
-  void begin_with_saved_weights() {
-    const auto base = folder_ / "base";
-    std::filesystem::create_directory(base);
-    const auto model = language_model_config(options_.model)->build();
-    Engine engine(model->module(), Sgd{});
-    save_pretrained(engine, base, {.config_json = model->config().to_json()});
-    options_.from = base;
-  }
-
   /// Writes tokens of which each sequence supervises another number, every fifth none.
   std::string write_answers() {
     std::string tokens;
@@ -113,7 +103,7 @@ Outcome two_steps(const Settings& settings, const std::shared_ptr<comm::Group>& 
 }
 
 TEST_F(TuningTest, AnswersCountAlikeOnAnyNumberOfRanksAndMicroBatches) {
-  begin_with_saved_weights();
+  begin_with_saved_weights(options_, folder_);
   Outcome whole;
   for (const int ranks : {1, 2, 3}) {
     for (int64_t accumulate = 1; accumulate <= 4; ++accumulate) {
@@ -260,7 +250,7 @@ TEST_F(TuningTest, WhatCannotBeTrainedIsRefusedBeforeTheRun) {
 }
 
 TEST_F(TuningTest, AnAdapterDoesNotTakeThePlaceOfItsModel) {
-  begin_with_saved_weights();
+  begin_with_saved_weights(options_, folder_);
   const std::filesystem::path base = options_.from;
   std::filesystem::copy_file(options_.model, base / "log.jsonl");  // as a run leaves it
   options_.out = base / "";

@@ -20,8 +20,8 @@ using partition::Range;
 
 namespace {
 
-// Models are saved with and without the part that holds all but the head.
-constexpr std::array<std::string_view, 3> kPrefixes{"model.", "transformer.", "bert."};
+// Models are saved with and without the part that holds all but the head, or a wrapper.
+constexpr std::array<std::string_view, 4> kPrefixes{"model.", "transformer.", "bert.", "module."};
 // Names of the files of TensorFlow, which the first BERTs had.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kOlder{
     {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <initializer_list>
 #include <set>
@@ -65,12 +66,25 @@ void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lor
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
                    const std::filesystem::path& folder, const std::string& from) {
   if (lora) {
-    save_adapter(engine, *lora, folder.string(), from);
+    const auto& sizes = model.config();
+    const auto task = [&] {
+      switch (sizes.head()) {
+        case Head::next_token:
+          return "CAUSAL_LM";
+        case Head::classes:
+          return "SEQ_CLS";
+        case Head::masked_token:
+          break;
+      }
+      return "";  // peft has no name for it
+    }();
+    save_adapter(engine, *lora, folder.string(),
+                 {.base_model = from, .task = task, .labels = sizes.labels()});
     copy_beside_weights(engine, from, folder);
     remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
   } else {
     write_weights(engine, model, lora, folder, from);
-    remove(engine, folder, {kAdapterConfig, kAdapterWeights});
+    remove(engine, folder, {kAdapterConfig, kAdapterWeights, kAdapterLabels});
   }
 }
 
@@ -79,12 +93,25 @@ std::string load_weights(Engine& engine, LanguageModel& model, const std::option
   PretrainedOptions options{.places = model.export_places(), .tied = model.tied_names()};
   const auto head = new_head ? model.head_parameters() : std::set<std::string>();
   options.added = head;
-  if (lora) options.added.merge(added_parameters(*lora));
+  if (lora) {
+    options.added.merge(added_parameters(*lora));
+    // An adapter that is loaded brings what was trained whole.
+    if (!new_head)
+      options.added.insert(lora->saved_parameters.begin(), lora->saved_parameters.end());
+  }
   const auto report = load_pretrained(engine, path, options);
   auto text = fmt::format("weights of {}", path);
   std::vector<std::string> fresh;
   for (const auto& name : report.kept) {
-    if (head.contains(name)) fresh.push_back(name);
+    if (!head.contains(name)) continue;
+    const auto saved = [&] { return std::ranges::count(lora->saved_parameters, name) > 0; };
+    if (lora && !saved()) {
+      throw ConfigError(fmt::format(
+          "{} has no '{}', which would keep the random values that it begins with, and be in no "
+          "file. Name its module in --lora-modules-to-save.",
+          path, name));
+    }
+    fresh.push_back(name);
   }
   if (!fresh.empty()) text += fmt::format(", which has not {}: random ones", first_of(fresh));
   if (const auto& others = report.left_over; !others.empty()) {
