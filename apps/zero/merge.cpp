@@ -87,7 +87,7 @@ int merge(const Arguments& arguments) {
   load_adapter(engine, *lora, options.lora.adapter);
   std::filesystem::create_directories(target, error);
   if (error) throw ConfigError(fmt::format("Cannot make the folder {}: {}.", out, error.message()));
-  train::write_weights(engine, *model, lora, target, from);
+  train::write_weights(engine, *model, lora, target, {.from = from});
   fmt::print("{} layers merged; the model is in {}\n", lora->layers.size(), out);
   return 0;
 }

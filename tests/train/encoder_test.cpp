@@ -176,8 +176,6 @@ TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
   EXPECT_EQ(config["id2label"], (nlohmann::json{{"0", "bad"}, {"1", "good"}}));
 
   trained(1, 0, 60);
-  fs::copy_file(fs::path(folder_ / "tokenizer/tokenizer.json"),
-                fs::path(folder_ / "run/tokenizer.json"));
   const EvaluateOptions lines{.from = folder_ / "run", .data = folder_ / "lines.jsonl"};
   const auto whole = evaluated(lines);
   EXPECT_EQ(whole.task, TrainingTask::classes);
@@ -277,8 +275,6 @@ TEST_F(EncoderTest, ABatchIsAsLongAsItsLongestText) {
 TEST_F(EncoderTest, AModelThatIsMeasuredGivesItsLossOnAnyRanks) {
   options_.data = folder_ / "tokens";
   trained(1, 0, 2);
-  fs::copy_file(fs::path(folder_ / "tokenizer/tokenizer.json"),
-                fs::path(folder_ / "run/tokenizer.json"));
   EvaluateOptions options{.from = folder_ / "run", .data = folder_ / "tokens", .seq = 16};
   options.logits = folder_ / "logits.safetensors";
   const auto one = evaluated(options);

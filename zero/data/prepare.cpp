@@ -235,8 +235,9 @@ PrepareResult prepare(const PrepareOptions& options) {
   if (!options.whole && (boundary == 0 || boundary == text.size())) {
     throw DataError(
         fmt::format("The {} split would be empty: {} bytes of text have no line that starts in "
-                    "their last {}. Give more text or another fraction.",
-                    boundary == 0 ? "training" : "validation", text.size(), validation));
+                    "their last {}. Give more text, or a --validation that takes {}.",
+                    boundary == 0 ? "training" : "validation", text.size(), validation,
+                    boundary == 0 ? "less" : "a line at least (0.5: the second half)"));
   }
   check_replaceable(options.output, options.overwrite);
   WholeFolder folder(options.output, &fail<DataError>);

@@ -147,7 +147,9 @@ class WeightsSource final : public StateSource {
 
   // The ranks look at their own elements, which together are all.
   void check_tied(int64_t p, const std::string& one, const std::string& other) const {
-    const auto mine = parts_.table.owned_part(p);
+    auto mine = parts_.table.owned_part(p);  // in elements of the unit
+    const int64_t offset = parts_.layout.segment_of(p).offset;
+    mine = {mine.begin - offset, mine.end - offset};
     const auto refuse = [&] {
       throw CheckpointError(
           fmt::format("{} holds '{}' and '{}' with different values, but the model ties them. Set "

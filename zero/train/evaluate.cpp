@@ -70,6 +70,8 @@ std::unique_ptr<LanguageModelConfig> sizes_of(const Options& program) {
 Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm::Group& group) {
   std::error_code ignored;
   fs::path data = program.data;
+  if (!fs::exists(data, ignored))
+    throw DataError(fmt::format("There is no file and no folder {}.", program.data));
   if (fs::is_directory(data, ignored)) {
     auto set = open_dataset(data, {.validation_fraction = 0.0});
     if (set.validation.tokens == nullptr) {
@@ -117,6 +119,13 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
 Options program_of(const EvaluateOptions& options) {
   Options program;
   program.from = options.from;
+  std::error_code unknown;
+  if (!fs::is_directory(options.from, unknown)) {
+    throw ConfigError(
+        fmt::format("There is no folder {}. Give one that has config.json and weights, or that of "
+                    "an adapter.",
+                    options.from));
+  }
   program.lora.adapter = options.adapter;
   std::error_code ignored;
   if (options.adapter.empty() && fs::exists(fs::path(options.from) / kAdapterConfig, ignored)) {
@@ -271,11 +280,13 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
     return options.stop && comm::any_rank(*group, options.stop(), "a signal");
   });
   if (!mean) return {.task = kind, .stopped = true};
-  if (!std::isfinite(mean->loss)) {
+  if (mean->weight == 0) {
     throw DataError(fmt::format(
-        "The loss on {} is {}: either nothing in the data is to be predicted, or the weights are "
-        "not finite.",
-        options.data, mean->loss));
+        "No token of {} is to be predicted. Give more text, or data with answers.", options.data));
+  }
+  if (!std::isfinite(mean->loss)) {
+    throw DataError(fmt::format("The loss on {} is {}: the weights of {} are not finite.",
+                                options.data, mean->loss, options.from));
   }
   const bool classifies = kind == TrainingTask::classes;
   Evaluation result{.task = kind, .loss = mean->loss};

@@ -28,11 +28,15 @@ constexpr std::string_view kBesideWeights[] = {
     "tokenizer.model",   "tokenizer_config.json",   "vocab.json",
     "vocab.txt"};
 
-void copy_beside_weights(Engine& engine, const std::filesystem::path& from,
+void copy_beside_weights(Engine& engine, const WeightsOrigin& origin,
                          const std::filesystem::path& to) {
-  if (from.empty()) return;
   comm::agree_on_rank_zero<CheckpointError>(engine.group(), "Copying the tokenizer", [&] {
-    copy_files(from, to, kBesideWeights, fail<CheckpointError>);
+    const std::filesystem::path from = origin.from;
+    if (!from.empty()) copy_files(from, to, kBesideWeights, fail<CheckpointError>);
+    std::error_code ignored;
+    const bool has_one = !from.empty() && std::filesystem::exists(from / "tokenizer.json", ignored);
+    if (!has_one && origin.tokenizer.filename() == "tokenizer.json")
+      copy_files(origin.tokenizer.parent_path(), to, kBesideWeights, fail<CheckpointError>);
   });
 }
 
@@ -55,16 +59,16 @@ void remove(Engine& engine, const std::filesystem::path& folder,
 }  // namespace
 
 void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const std::string& from) {
+                   const std::filesystem::path& folder, const WeightsOrigin& origin) {
   SavePretrainedOptions options{.places = model.export_places(),
                                 .config_json = model.config().to_json()};
   if (lora) options.merged = merged_products(*lora);
   save_pretrained(engine, folder.string(), options);
-  copy_beside_weights(engine, from, folder);
+  copy_beside_weights(engine, origin, folder);
 }
 
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const std::string& from) {
+                   const std::filesystem::path& folder, const WeightsOrigin& origin) {
   if (lora) {
     const auto& sizes = model.config();
     const auto task = [&] {
@@ -79,11 +83,11 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
       return "";  // peft has no name for it
     }();
     save_adapter(engine, *lora, folder.string(),
-                 {.base_model = from, .task = task, .labels = sizes.labels()});
-    copy_beside_weights(engine, from, folder);
+                 {.base_model = origin.from, .task = task, .labels = sizes.labels()});
+    copy_beside_weights(engine, origin, folder);
     remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
   } else {
-    write_weights(engine, model, lora, folder, from);
+    write_weights(engine, model, lora, folder, origin);
     remove(engine, folder, {kAdapterConfig, kAdapterWeights, kAdapterLabels});
   }
 }
@@ -113,10 +117,10 @@ std::string load_weights(Engine& engine, LanguageModel& model, const std::option
     }
     fresh.push_back(name);
   }
-  if (!fresh.empty()) text += fmt::format(", which has not {}: random ones", first_of(fresh));
+  if (!fresh.empty())
+    text += fmt::format("; random, since they are not there: {}", first_of(fresh));
   if (const auto& others = report.left_over; !others.empty()) {
-    text += fmt::format(", in which no parameter takes {} tensors: {}", others.size(),
-                        first_of(others));
+    text += fmt::format("; {} tensors there are not used: {}", others.size(), first_of(others));
   }
   return text;
 }
