@@ -121,15 +121,9 @@ void check_replaceable(const fs::path& folder, bool overwrite) {
   if (error) refuse(fmt::format("cannot be listed: {}. Give another --out", error.message()));
 }
 
-void write_file(const fs::path& path, std::string_view bytes) {
-  OutputFile file(path, &fail<DataError>);
-  file.write(bytes.data(), bytes.size());
-  file.commit();
-}
-
 void write_numbers(const fs::path& path, std::span<const int32_t> numbers) {
   const auto bytes = std::as_bytes(numbers);
-  write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, fail<DataError>);
 }
 
 // Note [Models of others]
