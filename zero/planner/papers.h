@@ -6,8 +6,8 @@
 // at a part `e` of the peak, with `c` times the time of their operands' bytes; attention;
 // element-wise traffic; collectives in two levels; copies; updates. Each stack of software has one
 // pair (e, c), fitted on two of its rows, which are marked and not tested. Each row says where its
-// configuration is from: the paper's own text or picture, or memory of its appendix, which no text
-// at hand confirmed; the latter are shown and not tested either.
+// configuration is from: the paper's own text, tables or pictures, or memory of its appendix, which
+// no text at hand confirmed; the latter are shown and not tested either.
 #pragma once
 
 #include <string>
