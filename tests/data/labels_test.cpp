@@ -1,4 +1,5 @@
 // Texts with labels, and tokens that are masked.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -134,14 +135,15 @@ TEST_F(Labels, BadLinesAreNamedAndNothingIsWritten) {
       {R"({"text": "a", "text_pair": 3, "label": "x"})", "line 2: it has the 'text_pair' 3"},
   };
   for (const auto& [line, message] : cases) {
-    EXPECT_THAT(message_of<DataError>([&] { prepared(good + line + "\n" + good); }),
+    EXPECT_THAT(message_of<DataError>([&] { prepared(fmt::format("{}{}\n{}", good, line, good)); }),
                 HasSubstr(message))
         << line;
     EXPECT_FALSE(fs::exists(folder_ / "out")) << line;
   }
   const std::string pair = R"({"text": "a", "text_pair": "b", "label": "x"})";
-  EXPECT_THAT(message_of<DataError>([&] { prepared(good + pair + "\n" + good, "other"); }),
-              AllOf(HasSubstr("line 2"), HasSubstr("one behind the other")));
+  EXPECT_THAT(
+      message_of<DataError>([&] { prepared(fmt::format("{}{}\n{}", good, pair, good), "other"); }),
+      AllOf(HasSubstr("line 2"), HasSubstr("one behind the other")));
 }
 
 TEST(Masking, HidesTheSharesOfBert) {

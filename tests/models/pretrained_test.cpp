@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <array>
@@ -274,7 +275,6 @@ TEST(Pretrained, FilesOfTorchAreReadByRangesAtEveryStage) {
     if (name.ends_with("down_proj.weight")) value = value.t().contiguous().t();
     (name < "model.layers.1" ? first : second)[name] = value;
   }
-  const auto config_json = fixtures::config("llama-tied").dump();
   const auto expect_equal = [&](const fs::path& folder) {
     for (const int stage : {0, 3}) {
       run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
