@@ -24,7 +24,9 @@ constexpr const char* kMergeDescription =
     "a "
     "Hugging Face folder of that model.\n\n"
     "  zero merge --from Llama-3.2-1B --adapter my_run --out merged\n\n"
-    "Weights keep their dtype: each is W + scale (B A) in fp32, rounded once.";
+    "Weights keep their dtype: each is W + scale (B A) in fp32, rounded once. With "
+    "--lora-quantize-base nf4 W is what an adapter of that option was trained on: the weights of "
+    "linear layers after they were quantised.";
 
 /// Returns the precision in which an engine keeps weights of these files as they are. Throws
 /// ConfigError where files have several dtypes, of which none would be right for all.
@@ -62,7 +64,14 @@ int merge(const Arguments& arguments) {
   parser.add_option("--out", out, "Folder for the merged model; it must be empty or absent")
       ->required()
       ->type_name("DIR");
+  std::string base = "none";
+  parser
+      .add_option("--lora-quantize-base", base,
+                  "Quantise the weights of linear layers first, as `zero train` did: nf4, or none")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"none", "nf4"}));
   if (const auto status = parser.read(arguments)) return *status;
+  if (base == "nf4") options.lora.quantize_base = BaseFormat::nf4;
 
   const std::filesystem::path target(out);
   std::error_code error;

@@ -156,6 +156,13 @@ std::vector<Found> targets_of(const nn::Module& root, const std::vector<Found>& 
           fmt::format("LoRA's target '{}' is no linear layer, but a {}. Name linear layers.",
                       found.path, c10::demangle(typeid(*found.module).name())));
     }
+    const auto* own = dynamic_cast<Adaptable*>(found.module);
+    if (settings.dora && own != nullptr && own->adapted_weights().front().name != "weight") {
+      throw ConfigError(fmt::format(
+          "DoRA's target '{}' is in tiles, which do not have whole rows. Leave the tiles out "
+          "(--tile-elements).",
+          found.path));
+    }
     targets.push_back(found);
   }
   if (const auto missing = matcher.missing(); !missing.empty() && !pattern.all_linear) {
@@ -265,8 +272,15 @@ void LoraSettings::validate() const {
 
 int64_t Lora::elements() const {
   int64_t sum = 0;
-  for (const auto& layer : layers) sum += settings.rank * (layer.in + layer.out);
+  for (const auto& layer : layers)
+    sum += settings.rank * (layer.in + layer.out) + (settings.dora ? layer.out : 0);
   return sum;
+}
+
+std::vector<std::string> Lora::added(const LoraLayer& layer) const {
+  std::vector names{layer.a(), layer.b()};
+  if (settings.dora) names.push_back(layer.magnitude());
+  return names;
 }
 
 Lora add_lora(torch::nn::Module& root, const LoraSettings& settings) {
@@ -295,7 +309,10 @@ Lora add_lora(torch::nn::Module& root, const LoraSettings& settings) {
   for (const auto& target : targets) {
     if (!done.insert(target.module).second) continue;
     auto& layer = dynamic_cast<Adaptable&>(*target.module);
-    layer.adapt({.rank = settings.rank, .scale = settings.scale(), .dropout = settings.dropout});
+    layer.adapt({.rank = settings.rank,
+                 .scale = settings.scale(),
+                 .dropout = settings.dropout,
+                 .magnitude = settings.dora});
     lora.in_out = lora.in_out || layer.in_out();
     LoraLayer added{target.path, layer.in_features(), layer.out_features(), {}};
     for (const auto& part : layer.adapted_weights()) {
