@@ -37,7 +37,7 @@ Cluster measured_here(int64_t ranks, const std::string& disk_folder) {
   if (ranks < 1) throw ConfigError(fmt::format("There are {} ranks; give 1 or more.", ranks));
   const auto share = static_cast<double>(ranks);
   Device device;
-  device.name = "this machine";
+  device.name = kThisMachine;
   device.products = 1;
   device.streams = 1;
   device.cpu = true;

@@ -3,10 +3,14 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "zero/planner/hardware.h"
 
 namespace zero::plan {
+
+/// The name of the device of a cluster that `measured_here` returns.
+inline constexpr std::string_view kThisMachine = "this machine";
 
 /// Measures this machine as one host of `ranks` ranks that share its processors: matrix products in
 /// fp32 and bf16 (best_product_speed), operators that only pass over memory, copies of memory, and

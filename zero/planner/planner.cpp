@@ -74,6 +74,15 @@ Answer plan(const Question& question) {
   return answer;
 }
 
+Candidate evaluate(const Question& question, const Config& config, int64_t micro_batch,
+                   int64_t recompute) {
+  Traces traces(question);
+  Table table(question, traces);
+  auto candidate = table.make(config, micro_batch, recompute);
+  table.time_in_parts(candidate);
+  return candidate;
+}
+
 std::vector<ScalePoint> scale(const Question& question, int64_t first, int64_t last) {
   const int64_t usual = question.cluster.per_host;
   const int64_t of_rank = std::max<int64_t>(1, question.global_batch / question.cluster.ranks());

@@ -80,6 +80,12 @@ struct Answer {
 /// Answers a question. Throws ConfigError if no micro-batch divides the batch over the ranks.
 Answer plan(const Question& question);
 
+/// Returns what a configuration is on the cluster of `question`, with micro-batches of so many
+/// sequences: its memory, and its times where it fits. `recompute` as in RecomputeSettings::every.
+/// Throws ConfigError as an engine would.
+Candidate evaluate(const Question& question, const Config& config, int64_t micro_batch,
+                   int64_t recompute = 0);
+
 /// A cluster of another size, and the fastest candidate there.
 struct ScalePoint {
   int64_t ranks = 0;
