@@ -1,7 +1,9 @@
 // `zero eval`: a model's loss on data.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <map>
 #include <optional>
 #include <string>
@@ -10,6 +12,7 @@
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/train/evaluate.h"
+#include "zero/train/stop.h"
 
 namespace zero::app {
 namespace {
@@ -81,7 +84,11 @@ int eval(const Arguments& arguments) {
 
   const auto ranks = choose_ranks(nproc, 1);
   return run_on_ranks(ranks, {"eval"}, arguments, [&](const std::shared_ptr<comm::Group>& group) {
-    const auto result = train::evaluate(options, group);
+    const train::StopSignals signals;
+    auto asked = options;
+    asked.stop = [&] { return signals.received() != 0; };
+    const auto result = train::evaluate(asked, group);
+    if (result.stopped) return 128 + std::max(signals.received(), SIGINT);
     if (group->rank() == 0) print(result);
     return 0;
   });

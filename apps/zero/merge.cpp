@@ -73,7 +73,10 @@ int merge(const Arguments& arguments) {
   std::unique_ptr<LanguageModel> model;
   {
     const WithoutValues none;
-    model = language_model_config((std::filesystem::path(from) / "config.json").string())->build();
+    const auto sizes =
+        language_model_config((std::filesystem::path(from) / "config.json").string());
+    train::choose_head_of_adapter(*sizes, options);
+    model = sizes->build();
   }
   const auto lora = train::choose_trained(*model, options);
   auto tensors = named_tensors(model->module());
@@ -84,7 +87,7 @@ int merge(const Arguments& arguments) {
   load_adapter(engine, *lora, options.lora.adapter);
   std::filesystem::create_directories(target, error);
   if (error) throw ConfigError(fmt::format("Cannot make the folder {}: {}.", out, error.message()));
-  train::write_weights(engine, *model, lora, target, from);
+  train::write_weights(engine, *model, lora, target, {.from = from});
   fmt::print("{} layers merged; the model is in {}\n", lora->layers.size(), out);
   return 0;
 }

@@ -54,15 +54,34 @@ class Job:
         self.commands = [launch + (["--nnodes", str(hosts), "--node-rank", str(k), "--master-addr", "127.0.0.1", "--master-port",
                                     str(port), "--rejoin", "60"] if hosts > 1 else []) + ["--", *train] for k in range(hosts)]
         self.launchers = [None] * hosts
+        self.restarted = set()
+        self.over = None  # when node 0's launcher had ended
         for k in range(hosts):
             self.start(k, restarted=False)
 
     def start(self, k, restarted):
+        if restarted:
+            self.restarted.add(k)
         environment = dict(os.environ, OMP_NUM_THREADS="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1" if restarted else "0",
                            ZERO_HOST=f"host{k}")
         self.launchers[k] = subprocess.Popen(self.commands[k], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment)
 
+    def came_too_late(self):
+        """Ends a launcher that was killed at its exit and started again when node 0's was over: a batch system has ended the job by then, and
+        it would wait five minutes for node 0."""
+        if self.hosts == 1 or self.launchers[0].poll() != 0:
+            self.over = None
+            return
+        self.over = self.over or time.monotonic()
+        for k in self.restarted - {0}:
+            launcher = self.launchers[k]
+            if time.monotonic() > self.over + 10 and launcher.poll() is None and not descendants(launcher.pid):
+                launcher.kill()
+                launcher.wait()
+                launcher.returncode = 0
+
     def running(self):
+        self.came_too_late()
         return any(launcher.poll() is None for launcher in self.launchers)
 
     def kill(self, random_):

@@ -340,6 +340,50 @@ TEST(Launch, RestartsOnTheHostsThatComeBackAndTakesALateOneAtTheNext) {
   EXPECT_THAT(other.out, HasSubstr("[1] attempt 2 of 2"));
 }
 
+TEST(Launch, AHostWhoseRanksAreDoneComesAgainIfARankOfAnotherIsKilledAtItsExit) {
+  const auto port = std::to_string(host_local_store(seconds(1)).port);
+  for (const int late : {0, 1}) {
+    const auto node = [&](int k) {
+      return command(1,
+                     fmt::format("echo attempt $TORCHELASTIC_RESTART_COUNT; "
+                                 "[ $RANK = {} ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && "
+                                 "sleep 0.7 && kill -9 $$; exit 0",
+                                 late),
+                     {"--max-restarts", "3", "--nnodes", "2", "--node-rank", std::to_string(k),
+                      "--master-addr", "127.0.0.1", "--master-port", port});
+    };
+    Program first(node(0));
+    Program second(node(1));
+    for (auto* each : {&first, &second}) {
+      const auto outcome = each->wait(seconds(30));
+      EXPECT_EQ(outcome.status, 0) << outcome.err;
+      EXPECT_THAT(outcome.err, HasSubstr("restart 1 of 3"));
+    }
+    EXPECT_THAT(first.out(), HasSubstr("attempt 1"));
+  }
+}
+
+TEST(Launch, ALauncherThatIsKilledWhileItWaitsForTheOthersComesAgain) {
+  const auto port = std::to_string(host_local_store(seconds(1)).port);
+  const auto node = [&](int k) {
+    return command(1,
+                   "echo attempt $TORCHELASTIC_RESTART_COUNT; "
+                   "[ $RANK$TORCHELASTIC_RESTART_COUNT = 00 ] && sleep 60; exit 0",
+                   {"--max-restarts", "3", "--nnodes", "2", "--node-rank", std::to_string(k),
+                    "--master-addr", "127.0.0.1", "--master-port", port});
+  };
+  Program first(node(0));
+  auto second = std::make_unique<Program>(node(1));
+  ASSERT_TRUE(first.wait_for_output("attempt 0"));
+  ASSERT_TRUE(second->wait_for_output("attempt 0"));
+  usleep(300'000);  // its rank has ended, and it waits
+  second.reset();
+  Program again(node(1));
+  EXPECT_EQ(again.wait(seconds(30)).status, 0);
+  EXPECT_EQ(first.wait(seconds(30)).status, 0);
+  EXPECT_THAT(again.out(), HasSubstr("attempt 1"));
+}
+
 TEST(Launch, GoesOnWithFewerHostsOnlyIfItMay) {
   const auto port = std::to_string(host_local_store(seconds(1)).port);
   const auto node = [&](int k) {

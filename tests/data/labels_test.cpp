@@ -1,4 +1,5 @@
 // Texts with labels, and tokens that are masked.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -126,20 +127,23 @@ TEST_F(Labels, BadLinesAreNamedAndNothingIsWritten) {
       {R"({"text": "a"})", "line 2: it has no field 'label'"},
       {R"({"label": "a"})", "line 2: it has no field 'text'"},
       {R"({"text": "a", "label": -1})", "line 2: it has the 'label' -1"},
+      {R"({"text": "a", "label": 18446744069414584321})",
+       "line 2: it has the 'label' 18446744069414584321"},
       {R"({"text": "a", "label": ""})", "line 2: it has the 'label' \"\""},
       {R"({"text": "a", "label": 1.5})", "line 2: it has the 'label' 1.5"},
       {R"({"text": "a", "label": 1})", "line 2: it has a label that is a name, and others"},
       {R"({"text": "a", "text_pair": 3, "label": "x"})", "line 2: it has the 'text_pair' 3"},
   };
   for (const auto& [line, message] : cases) {
-    EXPECT_THAT(message_of<DataError>([&] { prepared(good + line + "\n" + good); }),
+    EXPECT_THAT(message_of<DataError>([&] { prepared(fmt::format("{}{}\n{}", good, line, good)); }),
                 HasSubstr(message))
         << line;
     EXPECT_FALSE(fs::exists(folder_ / "out")) << line;
   }
   const std::string pair = R"({"text": "a", "text_pair": "b", "label": "x"})";
-  EXPECT_THAT(message_of<DataError>([&] { prepared(good + pair + "\n" + good, "other"); }),
-              AllOf(HasSubstr("line 2"), HasSubstr("one behind the other")));
+  EXPECT_THAT(
+      message_of<DataError>([&] { prepared(fmt::format("{}{}\n{}", good, pair, good), "other"); }),
+      AllOf(HasSubstr("line 2"), HasSubstr("one behind the other")));
 }
 
 TEST(Masking, HidesTheSharesOfBert) {

@@ -167,7 +167,8 @@ TEST(LinearCrossEntropy, AddsABias) {
 
 // A BERT whose engine has made its shards; its head has values of its own.
 struct Loaded {
-  Loaded(const LanguageModelConfig& sizes, int stage, std::shared_ptr<comm::Group> group) {
+  Loaded(const LanguageModelConfig& sizes, int stage, std::shared_ptr<comm::Group> group,
+         int64_t unit_bytes = 2048) {
     {
       const WithoutValues none;
       model = sizes.build();
@@ -176,7 +177,7 @@ struct Loaded {
     tensors.values_follow = true;
     Config config;
     config.stage = stage;
-    config.unit_bytes = 2048;
+    config.unit_bytes = unit_bytes;
     engine = std::make_unique<Engine>(
         std::move(tensors),
         std::vector{ParameterGroup{.optimizer = AdamW{.lr = 1e-2}, .rest = true}}, config,
@@ -282,6 +283,18 @@ TEST(Bert, ReadsTheNamesOfOldFilesAndOfABodyAlone) {
   for (const auto& name : files.names())
     EXPECT_TRUE(old.engine->parameter(name).equal(files.read(name))) << name;
 
+  // Parameters that lie far within a unit, and a tied one that differs at its end.
+  EXPECT_THAT(Loaded(*sizes, 3, comm::single(), 1 << 20).load(file).kept, IsEmpty());
+  const auto other = (folder / "other.safetensors").string();
+  write_changed("bert", other, [](Tensors& tensors) {
+    auto bias = tensors.at("cls.predictions.bias").clone();
+    bias[bias.size(0) - 1] += 1;
+    tensors["cls.predictions.decoder.bias"] = bias;
+  });
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { Loaded(*sizes, 3, comm::single(), 1 << 20).load(other); }),
+      HasSubstr("cls.predictions.decoder.bias"));
+
   // A BertModel's file begins at the embeddings, and a head for classes is new.
   write_changed("bert", file, [](Tensors& tensors) {
     Tensors body;
@@ -365,6 +378,7 @@ TEST(Bert, RefusesWhatDoesNotFit) {
   };
   EXPECT_THAT(refused({tokens.to(at::kInt)}, tokens), HasSubstr("tokens as Long"));
   EXPECT_THAT(refused({tokens, tokens.narrow(1, 0, 2)}, tokens), HasSubstr("types as Long"));
+  EXPECT_THAT(refused({tokens, tokens * 2}, tokens), HasSubstr("type_vocab_size"));
   EXPECT_THAT(refused({tokens, {}, tokens}, tokens), HasSubstr("a mask as Bool"));
   EXPECT_THAT(refused({tokens}, tokens.select(1, 0)), AllOf(HasSubstr("(2, 5)"), HasSubstr("(2)")));
   EXPECT_THAT(refused({torch::ones({1, 25}, at::kLong)}, torch::ones({1, 25}, at::kLong)),

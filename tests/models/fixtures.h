@@ -2,6 +2,8 @@
 // them.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <torch/types.h>
 
 #include <filesystem>
@@ -50,7 +52,7 @@ inline std::vector<Variant> variants(const std::string& model) {
   for (const auto& [name, changes] : expected.metadata()) {
     auto object = config(model);
     object.update(nlohmann::json::parse(changes));
-    all.push_back({model + " " + name, object.dump(), tokens, targets,
+    all.push_back({fmt::format("{} {}", model, name), object.dump(), tokens, targets,
                    expected.read(name + ".logits"), expected.read(name + ".logits_bf16"),
                    expected.read(name + ".loss").item<double>(),
                    expected.read(name + ".gradients")});

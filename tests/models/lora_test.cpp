@@ -330,7 +330,7 @@ TEST(AdapterFiles, AreReadAtAnyStageAndMergedWithOneRounding) {
         Tuned tuned(base, settings, config(tiles > 0 ? 3 : 1, /*bf16=*/true), group, tiles);
         if (tiles == 0) {
           tuned.draw();
-          save_adapter(*tuned.engine, tuned.lora, folder, "the/base");
+          save_adapter(*tuned.engine, tuned.lora, folder, {.base_model = "the/base"});
           group->barrier();
         } else {  // others read what these have written
           load_adapter(*tuned.engine, tuned.lora, folder);

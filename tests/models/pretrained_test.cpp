@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <array>
@@ -274,7 +275,6 @@ TEST(Pretrained, FilesOfTorchAreReadByRangesAtEveryStage) {
     if (name.ends_with("down_proj.weight")) value = value.t().contiguous().t();
     (name < "model.layers.1" ? first : second)[name] = value;
   }
-  const auto config_json = fixtures::config("llama-tied").dump();
   const auto expect_equal = [&](const fs::path& folder) {
     for (const int stage : {0, 3}) {
       run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
@@ -314,6 +314,20 @@ TEST(Pretrained, FilesOfTorchAreReadByRangesAtEveryStage) {
   shards.write(kTorchWeightsIndex, nlohmann::json{{"weight_map", map}}.dump());
   EXPECT_THAT(message_of<CheckpointError>([&] { WeightFiles damaged(shards.path()); }),
               AllOf(HasSubstr("lost.weight"), HasSubstr("00002-of-00002.bin")));
+}
+
+TEST(Pretrained, AModelWhoseOnlyPartIsNamedModuleLoadsWhatItWrote) {
+  struct Wrapper : torch::nn::Module {
+    Wrapper() { register_module("module", torch::nn::Linear(3, 2)); }
+  };
+  const TemporaryFolder folder;
+  const auto written = std::make_shared<Wrapper>();
+  Engine writer(written, Sgd{});
+  save_pretrained(writer, folder.path().string());
+  Engine reader(std::make_shared<Wrapper>(), Sgd{});
+  EXPECT_THAT(load_pretrained(reader, folder.path().string()).left_over, IsEmpty());
+  for (const auto& name : reader.parameter_names())
+    EXPECT_TRUE(reader.parameter(name).equal(writer.parameter(name))) << name;
 }
 
 TEST(WeightFiles, RefuseDamagedFolders) {

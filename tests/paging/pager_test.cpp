@@ -5,7 +5,11 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <deque>
+#include <latch>
+#include <thread>
 
 #include "tests/paging/local_source.h"
 #include "zero/base/error.h"
@@ -218,6 +222,40 @@ TEST(Pager, AFailedGatherLeavesTheUnitAbsentAndUsable) {
   EXPECT_EQ(pager.live_bytes(), 0);
   source.fails = false;
   parameters[0].sum();
+}
+
+// Its gather takes until it is let go.
+class HeldSource : public UnitSource {
+ public:
+  void gather(int64_t, void*) override {
+    begun.count_down();
+    let_go.wait();
+  }
+  void finish(int64_t) override {}
+  std::latch begun{1};
+  std::latch let_go{1};
+};
+
+TEST(Pager, AChangeWaitsForAGatherThatHasBegun) {
+  const auto parameters = matrices({2});
+  const partition::Layout layout(Paged::describe(parameters), 1, 1);
+  HeldSource source;
+  Pager pager(layout, parameters, source, std::make_shared<Ledger>(), {.budget_bytes = 0});
+  std::atomic<bool> read = false;
+  std::thread reader([&] {
+    const auto pin = pager.pin(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    read = true;
+  });
+  source.begun.wait();
+  std::thread change([&] {
+    const Pager::Change scope(pager);
+    EXPECT_TRUE(read) << "the unit is pinned from the beginning of its gather";
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  source.let_go.count_down();
+  reader.join();
+  change.join();
 }
 
 TEST(Pager, ThreadsShareAUnit) {

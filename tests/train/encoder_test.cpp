@@ -47,8 +47,8 @@ class EncoderTest : public ::testing::Test {
     std::string lines;
     for (int i = 0; i < 40; ++i) {
       const bool good = i % 3 == 0;
-      std::string text = good ? "this is good" : "this was bad";
-      for (int word = 0; word < i % 5; ++word) text += " and more";
+      std::string text = good ? "good" : "bad";  // 4 and 3 tokens of the fixture
+      for (int word = 0; word < i % 5; ++word) text += " b";
       lines += nlohmann::json{{"text", text}, {"label", good ? "good" : "bad"}}.dump() + "\n";
     }
     test::write_file(folder_ / "lines.jsonl", lines);
@@ -89,6 +89,7 @@ class EncoderTest : public ::testing::Test {
       for (int64_t i = 0; i < 12 / (ranks * rows); ++i) {
         auto batch = run.task->next();
         for (auto& tensor : batch) tensor = tensor.clone();
+        if (batch[2].item<int64_t>() == 0) batch[1].fill_(-100);  // whatever stands for none
         mine.push_back(std::move(batch));
       }
     });
@@ -175,8 +176,6 @@ TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
   EXPECT_EQ(config["id2label"], (nlohmann::json{{"0", "bad"}, {"1", "good"}}));
 
   trained(1, 0, 60);
-  fs::copy_file(fs::path(folder_ / "tokenizer/tokenizer.json"),
-                fs::path(folder_ / "run/tokenizer.json"));
   const EvaluateOptions lines{.from = folder_ / "run", .data = folder_ / "lines.jsonl"};
   const auto whole = evaluated(lines);
   EXPECT_EQ(whole.task, TrainingTask::classes);
@@ -208,6 +207,54 @@ TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
               HasSubstr("classifier.weight"));
 }
 
+TEST_F(EncoderTest, AnAdapterBringsItsClassesAndTheirHead) {
+  options_.data = folder_ / "classes";
+  options_.from = folder_ / "masked";
+  options_.task = TrainingTask::classes;
+  options_.lora.rank = 2;
+  trained(2, 2, 2, 2);
+  const auto config = nlohmann::json::parse(test::read_file(folder_ / "run/adapter_config.json"));
+  EXPECT_EQ(config["task_type"], "SEQ_CLS");
+  EXPECT_EQ(config["modules_to_save"], (nlohmann::json{"classifier", "pooler"}));
+  EvaluateOptions adapted{.from = folder_ / "run", .data = folder_ / "classes"};
+  const auto seen = evaluated(adapted, 2);
+  EXPECT_EQ(seen.task, TrainingTask::classes);
+  EXPECT_EQ(seen.predicted, 11);
+  // The random values of a head that is not trained would be lost.
+  options_.lora.modules_to_save = "classifier";
+  EXPECT_THAT(message_of<ConfigError>([&] { trained(1, 0, 1); }),
+              AllOf(HasSubstr("bert.pooler.dense"), HasSubstr("--lora-modules-to-save")));
+}
+
+TEST_F(EncoderTest, ANewHeadMayBeTiled) {
+  options_.data = folder_ / "classes";
+  options_.from = folder_ / "masked";
+  options_.task = TrainingTask::classes;
+  Settings given{.program = options_};
+  given.model.tile_elements = 64;
+  train::Run run(given, comm::single(), {});
+  for (const auto& name : run.engine->parameter_names()) {
+    if (!name.starts_with("bert.pooler.dense.tiles.weights")) continue;
+    EXPECT_GT(run.engine->parameter(name).abs().sum().item<double>(), 0) << name;
+  }
+}
+
+TEST_F(EncoderTest, OneTextIsMeasuredWhole) {
+  test::write_file(folder_ / "one.jsonl", "{\"text\": \"good b\", \"label\": \"good\"}\n");
+  EvaluateOptions one{.from = folder_ / "classifier", .data = folder_ / "one.jsonl"};
+  fs::copy_file(fs::path(folder_ / "tokenizer/tokenizer.json"),
+                fs::path(folder_ / "classifier/tokenizer.json"));
+  const auto whole = evaluated(one);
+  one.seq = 16;
+  EXPECT_EQ(whole.loss, evaluated(one).loss);
+  one.data = folder_ / "text.txt";
+  EXPECT_THAT(message_of<DataError>([&] { evaluate(one, comm::single()); }),
+              AllOf(HasSubstr("text.txt"), HasSubstr("without labels")));
+  one.from = folder_ / "masked";
+  EXPECT_THAT(message_of<DataError>([&] { evaluate(one, comm::single()); }),
+              AllOf(HasSubstr("tokenizer.json"), HasSubstr("502")));
+}
+
 TEST_F(EncoderTest, ABatchIsAsLongAsItsLongestText) {
   options_.data = folder_ / "classes";
   options_.task = TrainingTask::classes;
@@ -228,8 +275,6 @@ TEST_F(EncoderTest, ABatchIsAsLongAsItsLongestText) {
 TEST_F(EncoderTest, AModelThatIsMeasuredGivesItsLossOnAnyRanks) {
   options_.data = folder_ / "tokens";
   trained(1, 0, 2);
-  fs::copy_file(fs::path(folder_ / "tokenizer/tokenizer.json"),
-                fs::path(folder_ / "run/tokenizer.json"));
   EvaluateOptions options{.from = folder_ / "run", .data = folder_ / "tokens", .seq = 16};
   options.logits = folder_ / "logits.safetensors";
   const auto one = evaluated(options);
@@ -272,6 +317,12 @@ TEST_F(EncoderTest, WhatDoesNotGoTogetherIsRefused) {
                 o.task = TrainingTask::masked;
               }),
               HasSubstr("no head for masked tokens"));
+  EXPECT_THAT(refused([&](Options& o) {
+                o.from = "";
+                o.model = folder_ / "gpt2.json";
+                o.data = folder_ / "classes";
+              }),
+              AllOf(HasSubstr("texts with labels"), HasSubstr("--task classify")));
 }
 
 }  // namespace

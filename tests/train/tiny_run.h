@@ -1,10 +1,13 @@
 // A short run of a tiny model on a small text.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 
 #include "tests/support/run_program.h"
+#include "zero/engine/pretrained.h"
+#include "zero/models/architectures.h"
 #include "zero/train/options.h"
 
 namespace zero::train {
@@ -29,6 +32,16 @@ inline Options tiny_run(const test::TemporaryFolder& folder, std::string_view li
   options.threads = 1;
   options.micro_batch_size = 2;
   return options;
+}
+
+/// Makes the run begin with weights that lie in `folder`. Ranks that are threads draw from one
+/// generator: without this each begins with others.
+inline void begin_with_saved_weights(Options& options, const test::TemporaryFolder& folder) {
+  options.from = folder / "base";
+  std::filesystem::create_directory(options.from);
+  const auto model = language_model_config(options.model)->build();
+  Engine engine(model->module(), Sgd{});
+  save_pretrained(engine, options.from, {.config_json = model->config().to_json()});
 }
 
 }  // namespace zero::train

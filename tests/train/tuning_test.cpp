@@ -29,7 +29,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr const char* kTiny =
     R"({"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 256,
@@ -44,16 +43,6 @@ class TuningTest : public ::testing::Test {
     options_.overwrite = true;
     options_.seq = kSequence;
     options_.data = write_answers();
-  }
-
-  /// Begins with the same weights on ranks that are threads: they draw from one generator.
-  void begin_with_saved_weights() {
-    const auto base = folder_ / "base";
-    std::filesystem::create_directory(base);
-    const auto model = language_model_config(options_.model)->build();
-    Engine engine(model->module(), Sgd{});
-    save_pretrained(engine, base, {.config_json = model->config().to_json()});
-    options_.from = base;
   }
 
   /// Writes tokens of which each sequence supervises another number, every fifth none.
@@ -113,7 +102,7 @@ Outcome two_steps(const Settings& settings, const std::shared_ptr<comm::Group>& 
 }
 
 TEST_F(TuningTest, AnswersCountAlikeOnAnyNumberOfRanksAndMicroBatches) {
-  begin_with_saved_weights();
+  begin_with_saved_weights(options_, folder_);
   Outcome whole;
   for (const int ranks : {1, 2, 3}) {
     for (int64_t accumulate = 1; accumulate <= 4; ++accumulate) {
@@ -260,7 +249,7 @@ TEST_F(TuningTest, WhatCannotBeTrainedIsRefusedBeforeTheRun) {
 }
 
 TEST_F(TuningTest, AnAdapterDoesNotTakeThePlaceOfItsModel) {
-  begin_with_saved_weights();
+  begin_with_saved_weights(options_, folder_);
   const std::filesystem::path base = options_.from;
   std::filesystem::copy_file(options_.model, base / "log.jsonl");  // as a run leaves it
   options_.out = base / "";

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -34,6 +36,12 @@ OutputFile::OutputFile(std::filesystem::path path, Fail fail)
       fail_(fail),
       buffer_(static_cast<std::byte*>(std::aligned_alloc(kAligned, kBuffer)), &std::free) {
   ensure(buffer_ != nullptr, "no memory for the buffer of a file");
+  std::error_code unknown;  // creating it says what is wrong
+  const auto there = std::filesystem::status(path_, unknown);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    fail_(
+        fmt::format("Cannot write {}: it is no regular file. Give another name.", path_.string()));
+  }
   temporary_ = path_;
   temporary_ += fmt::format(".{}.tmp", ::getpid());
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

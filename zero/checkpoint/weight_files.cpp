@@ -27,7 +27,7 @@ bool is_torch_file(const fs::path& path) {
 
 // Returns the value with the weights: programs keep them among other things under one of these
 // keys.
-const foreign::Value& weights_within(const foreign::Value& root,
+const foreign::Value* weights_within(const foreign::Value& root,
                                      std::vector<std::string>& left_out) {
   for (const auto* key : {"state_dict", "model_state_dict", "model", "module"}) {
     const auto* found = root.find(key);
@@ -40,9 +40,9 @@ const foreign::Value& weights_within(const foreign::Value& root,
     if (!others.empty()) {
       left_out.push_back(foreign::listed(others, fmt::format("the weights are under '{}'", key)));
     }
-    return *found;
+    return found;
   }
-  return root;
+  return &root;
 }
 
 struct Index {
@@ -153,7 +153,7 @@ void WeightFiles::add_safetensors(const fs::path& file) {
 
 void WeightFiles::add_torch_file(const fs::path& path) {
   const auto file = std::make_shared<const foreign::PtFile>(path);
-  for (auto& [name, found] : tensors_in(*file, weights_within(file->root(), left_out_))) {
+  for (auto& [name, found] : tensors_in(*file, *weights_within(file->root(), left_out_))) {
     const auto tensor = std::make_shared<const foreign::StoredTensor>(std::move(found));
     Place place{
         {name, tensor->dtype, tensor->sizes}, path, [tensor] { return tensor->read(); }, {}};

@@ -21,6 +21,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::minutes kPatience(5);
 constexpr const char* kAttempt = "zero/launch/attempt";
 constexpr const char* kRefused = "zero/launch/refused";
+constexpr const char* kFinished = "zero/launch/finished";
 
 }  // namespace
 
@@ -116,6 +117,10 @@ std::optional<std::vector<int>> LaunchStore::nodes_of(int attempt,
     if (hosted_here_) name_nodes(attempt, pause);
     for (;;) {
       if (auto nodes = named(attempt); !nodes.empty()) return nodes;
+      if (has(kFinished)) {  // this launcher takes the place of one that was killed as it left
+        attempt_ = static_cast<int>(store_->add(kAttempt, 0));
+        return std::nullopt;
+      }
       if (has(kRefused) || !pause()) return std::nullopt;
     }
   } catch (const c10::Error&) {
@@ -155,6 +160,29 @@ void LaunchStore::refuse() {
   try {
     store_->set(kRefused, "yes");
   } catch (const c10::Error&) {  // node 0 has ended
+  }
+}
+
+bool LaunchStore::all_done(const std::function<bool()>& pause) {
+  if (options_.nnodes == 1 || options_.max_restarts == 0) return true;
+  const auto deadline = Clock::now() + kPatience;  // a host may have been lost
+  const auto done = key(attempt_, "done");
+  const auto left = key(attempt_, "ended");
+  try {
+    store_->add(done, 1);
+    for (;;) {
+      // A launcher that has left says no more, so this look comes first.
+      const bool some_left = store_->add(left, 0) > 0;
+      if (store_->add(done, 0) >= nodes_) {
+        store_->set(kFinished, "yes");
+        return true;
+      }
+      if (doomed()) return false;
+      if (some_left || has(kRefused) || Clock::now() >= deadline || !pause()) return true;
+    }
+  } catch (const c10::Error&) {  // node 0's launcher has ended
+    if (hosted_here_) throw;
+    return true;
   }
 }
 

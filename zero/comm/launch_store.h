@@ -5,10 +5,11 @@
 // out by themselves and end too, so every launcher comes to the next attempt. There each one signs
 // in. Node 0's launcher waits until all have, or until the patience is over, and says which nodes
 // take part. A launcher that is not named, because its host was away or came late, waits for the
-// attempt after that. A launcher that is started anew finds that its node was here before, or that
-// the job is at a later attempt, and waits in the same way. All attempts share the store, whose
-// host is node 0: the job ends with it. Ranks meet afresh in each attempt (Note [Roll call] in
-// rendezvous.h).
+// attempt after that. A launcher whose ranks have done their work waits for those of the others: a
+// rank may yet be killed at its exit. A launcher that is started anew finds that its node was here
+// before, or that the job is at a later attempt, and waits in the same way. All attempts share the
+// store, whose host is node 0: the job ends with it. Ranks meet afresh in each attempt (Note [Roll
+// call] in rendezvous.h).
 #pragma once
 
 #include <chrono>
@@ -56,6 +57,10 @@ class LaunchStore {
   /// Tells the other launchers that no restart would help.
   void refuse();
 
+  /// Says that this launcher's ranks have done their work, and waits for those of the others.
+  /// Returns false if ranks of another launcher have failed meanwhile: the next attempt needs this
+  /// node again. Returns true at once in a job without restarts.
+  bool all_done(const std::function<bool()>& pause);
   /// Says that this launcher's ranks have ended for good.
   void leave();
   /// Returns true if ranks of other hosts may still need the store that is hosted here.

@@ -696,7 +696,10 @@ int run_attempts(const LaunchOptions& options) {
     ranks.emplace(options, attempt, store, memory.get(), console);
     ranks->say(fmt::format("node {} waits for the next restart", options.node_rank));
     const auto joined = store.join(attempt.number, [&] { return ranks->pause(); });
-    if (!joined) return 0;
+    if (!joined) {
+      ranks->leave();
+      return 0;
+    }
     attempt = *joined;
   }
   for (;;) {
@@ -706,7 +709,9 @@ int run_attempts(const LaunchOptions& options) {
     const bool fewer = attempt.nproc < options.nproc;
     const bool refused = status == kRefusal;
     if (refused && !fewer) store.refuse();
-    if (status == 0 || status == kAskedToEnd || ranks->interrupted() || options.max_restarts == 0 ||
+    const bool done =
+        status == 0 && (ranks->interrupted() || store.all_done([&] { return ranks->pause(); }));
+    if (done || status == kAskedToEnd || ranks->interrupted() || options.max_restarts == 0 ||
         (refused ? !fewer : restarts == options.max_restarts)) {
       ranks->leave();
       return status;

@@ -180,10 +180,10 @@ LabelledText read_labelled(std::string_view line) {
   if (has(object, "text_pair")) example.pair = text_of(object, "text_pair");
   const auto label = object.find("label");
   if (label == object.end()) throw DataError("has no field 'label'");
-  constexpr int64_t kMost = 1 << 20;
+  constexpr uint64_t kMost = 1 << 20;
   if (label->is_string() && !label->get<std::string>().empty()) {
     example.label.name = label->get<std::string>();
-  } else if (label->is_number_unsigned() && *label < kMost) {
+  } else if (label->is_number_unsigned() && label->get<uint64_t>() < kMost) {
     example.label.number = label->get<int64_t>();
   } else {
     throw DataError(fmt::format("has the 'label' {}; it should be a name, or a number from 0 to {}",

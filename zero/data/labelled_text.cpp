@@ -56,9 +56,10 @@ std::vector<int64_t> classes_in(const std::vector<std::string>& model,
     const auto at = std::find(model.begin(), model.end(), data[i]);
     if (at == model.end()) {
       throw DataError(
-          fmt::format("The data have the label '{}', which is not among the model's classes ({}). "
+          fmt::format("The data have the label {}, which is not among the model's classes ({}). "
                       "Name the classes in id2label of the model's config.json.",
-                      data[i], fmt::join(model, ", ")));
+                      are_numbers(data) ? std::to_string(data.size() - 1) : "'" + data[i] + "'",
+                      fmt::join(model, ", ")));
     }
     found[i] = at - model.begin();
   }

@@ -98,7 +98,7 @@ void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t&
     }
   }
   flush();
-  if (result.documents == documents) refuse(begin, "and those behind it are empty");
+  if (result.documents == documents) refuse(begin, "has no text, and no line behind it has any");
   tokens = output.commit();
   marks.commit();
 }

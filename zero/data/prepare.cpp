@@ -121,15 +121,9 @@ void check_replaceable(const fs::path& folder, bool overwrite) {
   if (error) refuse(fmt::format("cannot be listed: {}. Give another --out", error.message()));
 }
 
-void write_file(const fs::path& path, std::string_view bytes) {
-  OutputFile file(path, &fail<DataError>);
-  file.write(bytes.data(), bytes.size());
-  file.commit();
-}
-
 void write_numbers(const fs::path& path, std::span<const int32_t> numbers) {
   const auto bytes = std::as_bytes(numbers);
-  write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  write_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, fail<DataError>);
 }
 
 // Note [Models of others]
@@ -235,8 +229,9 @@ PrepareResult prepare(const PrepareOptions& options) {
   if (!options.whole && (boundary == 0 || boundary == text.size())) {
     throw DataError(
         fmt::format("The {} split would be empty: {} bytes of text have no line that starts in "
-                    "their last {}. Give more text or another fraction.",
-                    boundary == 0 ? "training" : "validation", text.size(), validation));
+                    "their last {}. Give more text, or a --validation that takes {}.",
+                    boundary == 0 ? "training" : "validation", text.size(), validation,
+                    boundary == 0 ? "less" : "a line at least (0.5: the second half)"));
   }
   check_replaceable(options.output, options.overwrite);
   WholeFolder folder(options.output, &fail<DataError>);

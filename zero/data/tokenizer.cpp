@@ -50,9 +50,9 @@ std::pair<std::vector<int64_t>, size_t> Tokenizer::encode_pair(std::string_view 
   const auto begin = codec_->tokens_before_a_second_text();
   if (!begin) {
     throw DataError(fmt::format(
-        "The tokenizer {} does not say that two texts stand one behind the other, each with its "
-        "end, as a BERT's does: pairs of texts are not encoded with it.",
-        file().string()));
+        "has a text_pair, and the tokenizer {} does not say that two texts stand one behind the "
+        "other, each with its end, as a BERT's does",
+        file().filename().string()));
   }
   auto tokens = encode(first, SpecialTokens::with);
   const auto behind = encode(second, SpecialTokens::with);

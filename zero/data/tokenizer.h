@@ -51,8 +51,9 @@ class Tokenizer {
   std::vector<int64_t> encode(std::string_view text,
                               SpecialTokens special = SpecialTokens::without) const;
   /// Returns the tokens of two texts as one, with those that the tokenizer puts around them, and
-  /// the place at which the second text's begin. DataError where `encode` throws, and for a
-  /// tokenizer that does not put two texts one behind the other as a BERT's does.
+  /// the place at which the second text's begin. Throws DataError where `encode` does, and for a
+  /// tokenizer that does not put two texts one behind the other as a BERT's does (a sentence whose
+  /// subject is the text).
   std::pair<std::vector<int64_t>, size_t> encode_pair(std::string_view first,
                                                       std::string_view second) const;
   /// Encodes text that comes piece by piece, cut anywhere, into the tokens that the whole text has,

@@ -316,7 +316,8 @@ Attached MemoryCopies::load(Engine& engine, Found& found) {
 // files without those.
 bool MemoryCopies::forget_damaged(Found& found) {
   std::string sentences;
-  if (group_->local_rank() == 0) {
+  comm::agree<DamagedCheckpoint>(*group_, kCopies, [&] {
+    if (group_->local_rank() != 0) return;
     auto manifest = read_manifest(found.folder);
     const auto files = std::exchange(manifest.files, {});
     for (const auto& file : files) {
@@ -330,7 +331,7 @@ bool MemoryCopies::forget_damaged(Found& found) {
         fs::remove(found.folder / file.name, error);
       }
     }
-  }
+  });
   for (const auto& text : comm::gather_texts(*group_, sentences, kCopies)) {
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) found.faults.push_back(line);

@@ -20,8 +20,8 @@ using partition::Range;
 
 namespace {
 
-// Models are saved with and without the part that holds all but the head.
-constexpr std::array<std::string_view, 3> kPrefixes{"model.", "transformer.", "bert."};
+// Models are saved with and without the part that holds all but the head, or a wrapper.
+constexpr std::array<std::string_view, 4> kPrefixes{"model.", "transformer.", "bert.", "module."};
 // Names of the files of TensorFlow, which the first BERTs had.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kOlder{
     {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
@@ -147,7 +147,9 @@ class WeightsSource final : public StateSource {
 
   // The ranks look at their own elements, which together are all.
   void check_tied(int64_t p, const std::string& one, const std::string& other) const {
-    const auto mine = parts_.table.owned_part(p);
+    auto mine = parts_.table.owned_part(p);  // in elements of the unit
+    const int64_t offset = parts_.layout.segment_of(p).offset;
+    mine = {mine.begin - offset, mine.end - offset};
     const auto refuse = [&] {
       throw CheckpointError(
           fmt::format("{} holds '{}' and '{}' with different values, but the model ties them. Set "

@@ -141,7 +141,8 @@ constexpr void update_pack(const Step& step, Scale scale, const Arrays& arrays, 
     states[s] = load<kCount>(arrays.state[static_cast<size_t>(s)] + begin);
   Pack<typename Parameter::Stored, kCount> copy{};
   for (int i = 0; i < kCount; ++i) {
-    std::array<float, kMostStates> state{states[0].values[i], states[1].values[i]};
+    std::array<float, kMostStates> state{};
+    for (int s = 0; s < Arrays::kStates; ++s) state[static_cast<size_t>(s)] = states[s].values[i];
     step.apply(master.values[i], scale.of(Gradient::widen(gradient.values[i])), state);
     for (int s = 0; s < Arrays::kStates; ++s) states[s].values[i] = state[static_cast<size_t>(s)];
     if constexpr (kHasCopy) copy.values[i] = Parameter::narrow(master.values[i]);

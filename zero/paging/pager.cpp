@@ -185,22 +185,29 @@ void Pager::forecast(size_t position) {
   next_expected_ = next_gather_;
 }
 
-// Makes a unit present. The caller pins it when this returns.
+// Pins a unit and makes it present.
 void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
   const auto thread = std::this_thread::get_id();
   changed_.wait(lock, [&] { return !changes_ || changes_ == thread || holds(thread); });
   auto& s = state(unit);
-  while (s.presence != Presence::present) {  // without the lock others may change it
-    if (s.presence == Presence::absent) {
-      start(lock, unit);
-    } else if (s.presence == Presence::started) {
-      complete(lock, unit);
-    } else {
-      gathered_.wait(lock, [&] { return s.presence != Presence::gathering; });
+  // Gathers run without the lock: a Change that begins meanwhile waits for this pin.
+  s.pins.push_back(thread);
+  try {
+    while (s.presence != Presence::present) {  // without the lock others may change it
+      if (s.presence == Presence::absent) {
+        start(lock, unit);
+      } else if (s.presence == Presence::started) {
+        complete(lock, unit);
+      } else {
+        gathered_.wait(lock, [&] { return s.presence != Presence::gathering; });
+      }
     }
+  } catch (...) {
+    s.pins.erase(std::find(s.pins.begin(), s.pins.end(), thread));
+    unpinned_.notify_all();
+    throw;
   }
   order_after_gather(s);
-  s.pins.push_back(thread);
   recency_.splice(recency_.end(), recency_, s.recency);
 }
 
@@ -450,7 +457,7 @@ void Pager::await_unpinned(std::unique_lock<std::mutex>& lock) {
   for (;;) {
     int64_t pinned = -1;
     bool own = false;
-    for (const int64_t u : recency_) {
+    for (int64_t u = 0; u < layout_.unit_count(); ++u) {
       const auto& pins = state(u).pins;
       if (pins.empty()) continue;
       own = std::find(pins.begin(), pins.end(), this_thread) != pins.end();

@@ -119,21 +119,22 @@ Json whole_if_it_is(double value) {
                                                               : Json(value);
 }
 
-std::string config_of(const Lora& lora, const std::string& base_model) {
+std::string config_of(const Lora& lora, const SaveAdapterOptions& options) {
   const auto& settings = lora.settings;
-  const Json json{{"peft_type", "LORA"},
-                  {"task_type", "CAUSAL_LM"},
-                  {"base_model_name_or_path", base_model.empty() ? Json() : Json(base_model)},
-                  {"inference_mode", true},
-                  {"r", settings.rank},
-                  {"lora_alpha", whole_if_it_is(settings.alpha)},
-                  {"lora_dropout", settings.dropout},
-                  {"use_rslora", settings.rslora},
-                  {"target_modules", target_modules(lora)},
-                  {"modules_to_save",
-                   settings.modules_to_save.empty() ? Json() : Json(settings.modules_to_save)},
-                  {"fan_in_fan_out", lora.in_out},
-                  {"bias", "none"}};
+  const Json json{
+      {"peft_type", "LORA"},
+      {"task_type", options.task.empty() ? Json() : Json(options.task)},
+      {"base_model_name_or_path", options.base_model.empty() ? Json() : Json(options.base_model)},
+      {"inference_mode", true},
+      {"r", settings.rank},
+      {"lora_alpha", whole_if_it_is(settings.alpha)},
+      {"lora_dropout", settings.dropout},
+      {"use_rslora", settings.rslora},
+      {"target_modules", target_modules(lora)},
+      {"modules_to_save",
+       settings.modules_to_save.empty() ? Json() : Json(settings.modules_to_save)},
+      {"fan_in_fan_out", lora.in_out},
+      {"bias", "none"}};
   return json.dump(2) + "\n";
 }
 
@@ -172,8 +173,23 @@ LoraSettings read_adapter_config(const std::string& folder) {
   return from_config(folder, settings_of);
 }
 
+std::vector<std::string> read_adapter_labels(const std::string& folder) {
+  const auto path = fs::path(folder) / kAdapterLabels;
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return {};
+  try {
+    return parse_json(read_file(path, fail<CheckpointError>)).get<std::vector<std::string>>();
+  } catch (const nlohmann::json::exception&) {
+    throw CheckpointError(fmt::format("{} is no list of names of classes.", path.string()));
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const Error& error) {
+    throw CheckpointError(fmt::format("{} {}", path.string(), error.what()));
+  }
+}
+
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
-                  const std::string& base_model) {
+                  const SaveAdapterOptions& options) {
   std::vector<TensorInfo> infos;
   std::map<std::string, std::vector<int64_t>> shapes;
   for (auto& info : engine.parameter_infos()) shapes[info.name] = std::move(info.shape);
@@ -202,8 +218,14 @@ void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
   }
   attempt([&] {
     file->commit();
-    write_file(fs::path(folder) / kAdapterConfig, config_of(lora, base_model),
-               fail<CheckpointError>);
+    const fs::path place(folder);
+    write_file(place / kAdapterConfig, config_of(lora, options), fail<CheckpointError>);
+    std::error_code ignored;
+    if (options.labels.empty()) {
+      fs::remove(place / kAdapterLabels, ignored);
+    } else {
+      write_file(place / kAdapterLabels, Json(options.labels).dump() + "\n", fail<CheckpointError>);
+    }
   });
   comm::share_failure<CheckpointError>(engine.group(), "Writing the adapter", failure);
 }

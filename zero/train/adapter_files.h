@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "zero/engine/engine.h"
 #include "zero/engine/pretrained.h"
@@ -14,6 +15,9 @@ namespace zero {
 /// The names in a folder.
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
+/// The names of the classes, in order, of an adapter whose model tells classes apart: a JSON list.
+/// peft leaves them to the program that builds its model.
+inline constexpr const char* kAdapterLabels = "labels.json";
 
 /// Reads the settings of a peft folder. Throws CheckpointError, which names the file, where it
 /// cannot be read, and for a key that changes the model in a way that is not computed here:
@@ -25,12 +29,22 @@ LoraSettings read_adapter_config(const std::string& folder);
 /// CheckpointError where they cannot be read, or name none.
 std::string base_model_of(const std::string& folder);
 
+/// Returns the names of the classes of a peft folder; none if its model tells no classes apart, or
+/// another program wrote it. Throws CheckpointError.
+std::vector<std::string> read_adapter_labels(const std::string& folder);
+
+struct SaveAdapterOptions {
+  std::string base_model{};           ///< what the config names as the model beneath
+  std::string task = "CAUSAL_LM";     ///< peft's task_type; empty: none
+  std::vector<std::string> labels{};  ///< names of classes; empty: the model has none
+};
+
 /// Writes the adapter as peft does: A and B of each layer, and the parameters of `modules_to_save`,
-/// in fp32, under "base_model.model." and their paths. `base_model` is what the config names as the
-/// model beneath. Rank 0 writes to the folder, which exists, with one tensor in memory; each file
-/// is whole or absent. Collective. Throws CheckpointError on every rank where the disk is full.
+/// in fp32, under "base_model.model." and their paths. Rank 0 writes to the folder, which exists,
+/// with one tensor in memory; each file is whole or absent. Collective. Throws CheckpointError on
+/// every rank where the disk is full.
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
-                  const std::string& base_model = "");
+                  const SaveAdapterOptions& options = {});
 
 /// Sets the adapter's parameters to those of a peft folder; their moments stay. Every rank reads a
 /// tensor at a time. Collective. Throws CheckpointError, and changes nothing, where the file lacks

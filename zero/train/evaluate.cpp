@@ -58,11 +58,20 @@ class PassingFolder {
   fs::path path_;
 };
 
+/// Returns the sizes of the model beneath an adapter, with the head that the adapter brings.
+std::unique_ptr<LanguageModelConfig> sizes_of(const Options& program) {
+  auto sizes = language_model_config(program.from);
+  choose_head_of_adapter(*sizes, program);
+  return sizes;
+}
+
 /// Returns the tokens of the data, all of them as both splits. Rank 0 encodes text, in `folder`.
 /// Collective.
 Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm::Group& group) {
   std::error_code ignored;
   fs::path data = program.data;
+  if (!fs::exists(data, ignored))
+    throw DataError(fmt::format("There is no file and no folder {}.", program.data));
   if (fs::is_directory(data, ignored)) {
     auto set = open_dataset(data, {.validation_fraction = 0.0});
     if (set.validation.tokens == nullptr) {
@@ -74,11 +83,18 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
   }
   const bool lines = data.extension() == ".jsonl";
   const auto tokenizer = fs::path(program.from) / "tokenizer.json";
+  const auto sizes = sizes_of(program);
+  const bool classify = program.task == TrainingTask::classes ||
+                        (program.task == TrainingTask::any && sizes->head() == Head::classes);
+  if (data.extension() != ".bin" && !lines && classify) {
+    throw DataError(
+        fmt::format("{} is text without labels. Give JSON lines ({{\"text\": ..., \"label\": ...}} "
+                    "in a .jsonl) or "
+                    "what `zero data prepare --classify` made.",
+                    program.data));
+  }
   if (lines || (data.extension() != ".bin" && fs::exists(tokenizer, ignored))) {
     comm::agree_on_rank_zero<DataError>(group, "Encoding the text", [&] {
-      const bool classify = program.task == TrainingTask::classes ||
-                            (program.task == TrainingTask::any &&
-                             language_model_config(program.from)->head() == Head::classes);
       folder.emplace();
       prepare({.inputs = {data},
                .output = folder->path() / "data",
@@ -89,6 +105,11 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
     });
     const auto place = folder ? folder->path().string() : std::string();
     data = fs::path(comm::gather_texts(group, place, "folder").front()) / "data" / "train.bin";
+  } else if (data.extension() != ".bin" && sizes->vocab_size() != 256) {
+    throw DataError(fmt::format(
+        "{} is text, and {} has no tokenizer.json: its bytes are no tokens of a vocabulary of {}. "
+        "Give what `zero data prepare` made with the model's tokenizer.",
+        program.data, program.from, sizes->vocab_size()));
   }
   auto set = open_dataset(data, {.validation_fraction = 0.0});
   set.validation = set.train;
@@ -98,6 +119,13 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
 Options program_of(const EvaluateOptions& options) {
   Options program;
   program.from = options.from;
+  std::error_code unknown;
+  if (!fs::is_directory(options.from, unknown)) {
+    throw ConfigError(
+        fmt::format("There is no folder {}. Give one that has config.json and weights, or that of "
+                    "an adapter.",
+                    options.from));
+  }
   program.lora.adapter = options.adapter;
   std::error_code ignored;
   if (options.adapter.empty() && fs::exists(fs::path(options.from) / kAdapterConfig, ignored)) {
@@ -140,10 +168,13 @@ class LogitsFile {
   }
 
   void add(int64_t index, const at::Tensor& logits, const Batch& batch) {
-    labels_.select(0, index).copy_(classifies_ ? batch[3].select(0, 0) : batch[1].select(0, 0));
+    const auto labels = labels_.select(0, index).copy_(batch[classifies_ ? 3 : 1].select(0, 0));
     if (classifies_) {
       logits_.select(0, index).copy_(logits);
     } else {
+      // Without a target a batch has one that counts nothing (SupervisedTask::counted).
+      const bool counts = batch.size() > 2;
+      if (counts && batch[2].item<int64_t>() == 0) labels.fill_(-100);
       tokens_.select(0, index).copy_(batch[0].select(0, 0));
       file_->write(name_of(index), logits);
     }
@@ -215,11 +246,13 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
   auto program = program_of(options);
   std::optional<PassingFolder> folder;
   const auto data = open(program, folder, *group);
-  if (options.seq == 0)  // a short text is one sequence
-    program.seq = std::clamp<int64_t>(data.train.size() - 1, 1, program.seq);
   const auto sizes = model_config(program, data);
-  auto tokens = task_data(program, data, *sizes, 0, 1);
-  const auto kind = tokens.task;
+  const auto kind = task_of(program, data, *sizes);
+  if (options.seq == 0 && kind != TrainingTask::classes)  // a short text is one sequence
+    program.seq = std::clamp<int64_t>(data.train.size() - 1, 1, program.seq);
+  auto tokens = comm::agree<DataError>(*group, "Opening the data",
+                                       [&] { return task_data(program, data, *sizes, 0, 1); });
+  folder.reset();  // all ranks have opened its files
   std::unique_ptr<LanguageModel> model;
   {
     const WithoutValues none;
@@ -243,12 +276,17 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
                             .group = *group,
                             .autocast = config.autocast_dtype(),
                             .rows = options.micro_batch};
-  const auto mean = mean_loss(evaluated, [] { return false; });
-  if (!std::isfinite(mean->loss)) {
+  const auto mean = mean_loss(evaluated, [&] {
+    return options.stop && comm::any_rank(*group, options.stop(), "a signal");
+  });
+  if (!mean) return {.task = kind, .stopped = true};
+  if (mean->weight == 0) {
     throw DataError(fmt::format(
-        "The loss on {} is {}: either nothing in the data is to be predicted, or the weights are "
-        "not finite.",
-        options.data, mean->loss));
+        "No token of {} is to be predicted. Give more text, or data with answers.", options.data));
+  }
+  if (!std::isfinite(mean->loss)) {
+    throw DataError(fmt::format("The loss on {} is {}: the weights of {} are not finite.",
+                                options.data, mean->loss, options.from));
   }
   const bool classifies = kind == TrainingTask::classes;
   Evaluation result{.task = kind, .loss = mean->loss};

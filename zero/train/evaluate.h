@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,7 +26,8 @@ struct EvaluateOptions {
   int64_t micro_batch = 8;  ///< sequences that a rank passes together
   int stage = 0;            ///< 3: each rank holds its part of the weights
   bool bf16 = false;
-  std::string logits{};  ///< a safetensors file to write, or empty
+  std::string logits{};          ///< a safetensors file to write, or empty
+  std::function<bool()> stop{};  ///< asked between batches: true ends the evaluation
 };
 
 struct Evaluation {
@@ -33,6 +35,7 @@ struct Evaluation {
   double loss = 0;        ///< mean over what is predicted, in nats
   int64_t predicted = 0;  ///< tokens, or texts of a classification
   int64_t correct = 0;    ///< texts of a classification
+  bool stopped = false;   ///< `stop` has ended it, and there are no figures
 };
 
 /// Passes the data through the model, each sequence or text by itself in its result. The result is

@@ -32,7 +32,8 @@ bool is_marked(const Dataset& data) {
 Masking masking_of(const Options& options, const Dataset& data, int64_t vocabulary, uint64_t seed) {
   std::error_code ignored;
   auto file = data.tokenizer;
-  if (file.empty() && fs::exists(fs::path(options.from) / "tokenizer.json", ignored))
+  if (file.empty() && !options.from.empty() &&
+      fs::exists(fs::path(options.from) / "tokenizer.json", ignored))
     file = fs::path(options.from) / "tokenizer.json";
   std::vector<int64_t> special;
   auto mask = options.mask_token;
@@ -63,6 +64,13 @@ TrainingTask task_of(const Options& options, const Dataset& data,
         "({}). Prepare the data with answers, or give --task lm.",
         data.train.tokens->name(),
         marks_of(fs::path(data.train.tokens->name())).filename().string()));
+  }
+  const bool next_token = sizes.head() == Head::next_token;
+  if (next_token && !data.labels.empty() && options.task != TrainingTask::language) {
+    throw DataError(fmt::format(
+        "{} has texts with labels, and the model predicts the next token: none of the tokens is "
+        "marked as an answer. Give a BERT and --task classify, or --task lm.",
+        data.train.tokens->name()));
   }
   if (options.task != TrainingTask::any) return options.task;
   if (sizes.head() == Head::masked_token) return TrainingTask::masked;

@@ -91,6 +91,7 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
     sizes->set_vocab_size(data.vocab_size);
   }
   if (options.dropout) sizes->set_dropout(*options.dropout);
+  choose_head_of_adapter(*sizes, options);
   choose_head(*sizes, options, data);
   if (options.seq > sizes->context()) {
     throw ConfigError(

@@ -346,7 +346,8 @@ void Trainer::sample() {
 void Trainer::save_weights() {
   const auto& options = run_.options;
   const auto folder = run_.folder.path();
-  write_trained(*run_.engine, *run_.model, run_.lora, folder, options.from);
+  const WeightsOrigin origin{.from = options.from, .tokenizer = run_.data.tokenizer};
+  write_trained(*run_.engine, *run_.model, run_.lora, folder, origin);
   if (!options.lora.merge) return;
   const auto merged = folder / "merged";
   comm::agree_on_rank_zero<CheckpointError>(*run_.group, "Making a folder", [&] {
@@ -357,7 +358,7 @@ void Trainer::save_weights() {
           fmt::format("Cannot make the folder {}: {}.", merged.string(), error.message()));
     }
   });
-  write_weights(*run_.engine, *run_.model, run_.lora, merged, options.from);
+  write_weights(*run_.engine, *run_.model, run_.lora, merged, origin);
 }
 
 void Trainer::save_checkpoint() {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/models/layers/initial_values.h"
@@ -32,7 +33,7 @@ std::optional<Lora> choose_trained(LanguageModel& model, const Options& options)
   // A new head would stay as it was drawn.
   if (model.config().head() == Head::classes && options.lora.adapter.empty() &&
       settings.modules_to_save.empty())
-    settings.modules_to_save = {"classifier"};
+    settings.modules_to_save = {"classifier", "pooler"};
   auto lora = add_lora(module, settings);
   for (const auto& [name, tied] : model.tied_names()) {
     const auto& saved = lora.saved_parameters;
@@ -43,6 +44,12 @@ std::optional<Lora> choose_trained(LanguageModel& model, const Options& options)
         tied, name));
   }
   return lora;
+}
+
+void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options) {
+  if (options.lora.adapter.empty()) return;
+  if (auto labels = read_adapter_labels(options.lora.adapter); !labels.empty())
+    sizes.set_head(Head::classes, std::move(labels));
 }
 
 ParameterCounts count_parameters(const torch::nn::Module& model) {

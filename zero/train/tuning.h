@@ -16,6 +16,10 @@ namespace zero::train {
 /// another, and CheckpointError for a folder that holds no adapter.
 std::optional<Lora> choose_trained(LanguageModel& model, const Options& options);
 
+/// Gives the model the classes of the options' adapter, if that tells classes apart. Throws
+/// ConfigError where these models cannot, and CheckpointError.
+void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options);
+
 struct ParameterCounts {
   int64_t all = 0;
   int64_t frozen = 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <initializer_list>
 #include <set>
@@ -27,11 +28,15 @@ constexpr std::string_view kBesideWeights[] = {
     "tokenizer.model",   "tokenizer_config.json",   "vocab.json",
     "vocab.txt"};
 
-void copy_beside_weights(Engine& engine, const std::filesystem::path& from,
+void copy_beside_weights(Engine& engine, const WeightsOrigin& origin,
                          const std::filesystem::path& to) {
-  if (from.empty()) return;
   comm::agree_on_rank_zero<CheckpointError>(engine.group(), "Copying the tokenizer", [&] {
-    copy_files(from, to, kBesideWeights, fail<CheckpointError>);
+    const std::filesystem::path from = origin.from;
+    if (!from.empty()) copy_files(from, to, kBesideWeights, fail<CheckpointError>);
+    std::error_code ignored;
+    const bool has_one = !from.empty() && std::filesystem::exists(from / "tokenizer.json", ignored);
+    if (!has_one && origin.tokenizer.filename() == "tokenizer.json")
+      copy_files(origin.tokenizer.parent_path(), to, kBesideWeights, fail<CheckpointError>);
   });
 }
 
@@ -54,23 +59,36 @@ void remove(Engine& engine, const std::filesystem::path& folder,
 }  // namespace
 
 void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const std::string& from) {
+                   const std::filesystem::path& folder, const WeightsOrigin& origin) {
   SavePretrainedOptions options{.places = model.export_places(),
                                 .config_json = model.config().to_json()};
   if (lora) options.merged = merged_products(*lora);
   save_pretrained(engine, folder.string(), options);
-  copy_beside_weights(engine, from, folder);
+  copy_beside_weights(engine, origin, folder);
 }
 
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const std::string& from) {
+                   const std::filesystem::path& folder, const WeightsOrigin& origin) {
   if (lora) {
-    save_adapter(engine, *lora, folder.string(), from);
-    copy_beside_weights(engine, from, folder);
+    const auto& sizes = model.config();
+    const auto task = [&] {
+      switch (sizes.head()) {
+        case Head::next_token:
+          return "CAUSAL_LM";
+        case Head::classes:
+          return "SEQ_CLS";
+        case Head::masked_token:
+          break;
+      }
+      return "";  // peft has no name for it
+    }();
+    save_adapter(engine, *lora, folder.string(),
+                 {.base_model = origin.from, .task = task, .labels = sizes.labels()});
+    copy_beside_weights(engine, origin, folder);
     remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
   } else {
-    write_weights(engine, model, lora, folder, from);
-    remove(engine, folder, {kAdapterConfig, kAdapterWeights});
+    write_weights(engine, model, lora, folder, origin);
+    remove(engine, folder, {kAdapterConfig, kAdapterWeights, kAdapterLabels});
   }
 }
 
@@ -79,17 +97,30 @@ std::string load_weights(Engine& engine, LanguageModel& model, const std::option
   PretrainedOptions options{.places = model.export_places(), .tied = model.tied_names()};
   const auto head = new_head ? model.head_parameters() : std::set<std::string>();
   options.added = head;
-  if (lora) options.added.merge(added_parameters(*lora));
+  if (lora) {
+    options.added.merge(added_parameters(*lora));
+    // An adapter that is loaded brings what was trained whole.
+    if (!new_head)
+      options.added.insert(lora->saved_parameters.begin(), lora->saved_parameters.end());
+  }
   const auto report = load_pretrained(engine, path, options);
   auto text = fmt::format("weights of {}", path);
   std::vector<std::string> fresh;
   for (const auto& name : report.kept) {
-    if (head.contains(name)) fresh.push_back(name);
+    if (!head.contains(name)) continue;
+    const auto saved = [&] { return std::ranges::count(lora->saved_parameters, name) > 0; };
+    if (lora && !saved()) {
+      throw ConfigError(fmt::format(
+          "{} has no '{}', which would keep the random values that it begins with, and be in no "
+          "file. Name its module in --lora-modules-to-save.",
+          path, name));
+    }
+    fresh.push_back(name);
   }
-  if (!fresh.empty()) text += fmt::format(", which has not {}: random ones", first_of(fresh));
+  if (!fresh.empty())
+    text += fmt::format("; random, since they are not there: {}", first_of(fresh));
   if (const auto& others = report.left_over; !others.empty()) {
-    text += fmt::format(", in which no parameter takes {} tensors: {}", others.size(),
-                        first_of(others));
+    text += fmt::format("; {} tensors there are not used: {}", others.size(), first_of(others));
   }
   return text;
 }

@@ -11,19 +11,26 @@
 
 namespace zero::train {
 
+/// Names what weights and the files beside them (tokenizer, generation) come from.
+struct WeightsOrigin {
+  std::string from{};  ///< the folder of the run's first weights; empty: there is none
+  /// The tokenizer of the run's data, which is copied if it is a tokenizer.json and `from` has
+  /// none.
+  std::filesystem::path tokenizer{};
+};
+
 /// Writes the model's full parameters, in the places that their `export_places` name and in the
 /// engine's dtype, to the folder's model.safetensors, or to several files (save_pretrained), and
 /// its sizes to config.json. The products of `lora` are merged. Each file is whole or absent, and
-/// an earlier one stays until then. Rank 0 writes, one unit at a time in memory. If the run's first
-/// weights came from the folder `from`, its files of a tokenizer and of generation are copied.
-/// Collective. Throws CheckpointError if the disk is full (see comm/agreement.h).
+/// an earlier one stays until then. Rank 0 writes, one unit at a time in memory, and copies the
+/// tokenizer. Collective. Throws CheckpointError if the disk is full (see comm/agreement.h).
 void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const std::string& from);
+                   const std::filesystem::path& folder, const WeightsOrigin& origin);
 
 /// Writes what a run has trained: its adapter (save_adapter), or else the weights. Files of the
 /// other kind, which an earlier run has left, go. Collective. Throws as write_weights.
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const std::string& from);
+                   const std::filesystem::path& folder, const WeightsOrigin& origin);
 
 /// Reads the weights at `path` into the engine's shards (load_pretrained), and returns a sentence
 /// that says what was read and what was left over. With `new_head` the parameters of the model's

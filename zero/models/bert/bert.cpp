@@ -202,6 +202,13 @@ void BertImpl::check(const Texts& texts) const {
   const auto& [_, types, mask] = texts;
   if (types.defined() && (types.scalar_type() != at::kLong || types.sizes() != tokens.sizes()))
     refuse("types", "Long", types);
+  if (types.defined() && types.is_cpu() && types.numel() > 0 &&
+      types.max().item<int64_t>() >= config_.types) {
+    throw ConfigError(
+        fmt::format("The data have pairs of texts, and the model has {} type of tokens "
+                    "(type_vocab_size). Leave out text_pair, or use a model with 2.",
+                    config_.types));
+  }
   if (mask.defined() && (mask.scalar_type() != at::kBool || mask.sizes() != tokens.sizes()))
     refuse("a mask", "Bool", mask);
 }

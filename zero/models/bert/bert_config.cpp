@@ -158,7 +158,10 @@ BertConfig BertConfig::from_json(std::string_view json, std::string_view source)
   config.norm_eps = get("layer_norm_eps", config.norm_eps);
   config.hidden_dropout = get("hidden_dropout_prob", config.hidden_dropout);
   config.attention_dropout = get("attention_probs_dropout_prob", config.attention_dropout);
-  config.classifier_dropout = get("classifier_dropout", config.classifier_dropout);
+  if (read.has("classifier_dropout")) {
+    config.classifier_dropout = get("classifier_dropout", config.classifier_dropout);
+    check_probability("classifier_dropout", config.classifier_dropout);
+  }
   config.initializer_range = get("initializer_range", config.initializer_range);
   if (read.object().contains("pad_token_id"))
     config.padding = read.has("pad_token_id") ? read.get("pad_token_id", config.padding) : -1;

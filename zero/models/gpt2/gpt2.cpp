@@ -48,7 +48,8 @@ at::Tensor layer_normed(const nn::LayerNorm& norm, const at::Tensor& x) {
 Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Config& config, int64_t layer)
     : config_(config), layer_(static_cast<size_t>(layer)) {
   if (!config_.scale_scores || config_.scale_scores_by_layer) {
-    const auto head = static_cast<double>(config_.width / config_.heads);
+    const int64_t columns = config_.width / config_.heads;
+    const auto head = static_cast<double>(columns);
     scale_ = (config_.scale_scores ? 1 / std::sqrt(head) : 1.0) /
              static_cast<double>(config_.scale_scores_by_layer ? layer + 1 : 1);
   }

@@ -74,6 +74,8 @@ bool ProjectionImpl::tile(int64_t max_elements) {
   const auto whole_bias = std::exchange(bias, at::Tensor());
   parameters_.clear();
   tile_elements_ = max_elements;
+  std::optional<WithValues> drawn;  // a new head has values where the rest has none yet
+  if (!has_absent_values(whole)) drawn.emplace();
   make_weights();
   tiles->to(whole.device(), whole.scalar_type());
   tiles->load(options_.layout == WeightLayout::in_out ? whole.t() : whole, whole_bias);
