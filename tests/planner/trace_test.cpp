@@ -251,10 +251,10 @@ TEST(Trace, PredictsTheMemoryOfARank) {
         static_cast<long long>(memory.of(Category::gradient_buckets)),
         static_cast<long long>(of(Category::communication)),
         static_cast<long long>(memory.of(Category::communication)));
-    EXPECT_LT(errors.back(), 0.06) << s.name;
+    EXPECT_LT(errors.back(), 0.01) << s.name;
   }
   std::ranges::sort(errors);
-  EXPECT_LT(errors[errors.size() / 2], 0.02);
+  EXPECT_LT(errors[errors.size() / 2], 0.003);
 }
 
 // The bytes that forward keeps are those of one layer times the layers, and name their modules.
@@ -311,8 +311,8 @@ TEST(Trace, TakesTensorsThatWereMadeBefore) {
                             [](Net& net) { return net.loss(images(), classes()); },
                             trace_options(config_of({"", nullptr}), /*host=*/true));
   EXPECT_EQ(before.flops(), within.flops());
-  EXPECT_EQ(within.peak - before.peak,
-            static_cast<int64_t>(images().nbytes() + classes().nbytes()));
+  // The most is held after the loss has given the classes back.
+  EXPECT_EQ(within.peak - before.peak, static_cast<int64_t>(images().nbytes()));
   struct Scaled : nn::Module {
     at::Tensor loss(const at::Tensor& scale) {
       return last(at::ones({2, 4})).mul_(scale).sum() * scale.item<double>();

@@ -103,7 +103,6 @@ class Playback {
     int64_t bucket = 0;   // bytes of the pool's array
     int64_t adopted = 0;  // bytes of a gradient that is its own bucket
     int64_t slice = 0;    // bytes of its sum
-    bool stays = false;   // the sum stays in the gradient's memory
   };
 
   void add(Category category, int64_t bytes) {
@@ -187,29 +186,31 @@ class Playback {
       unit.slice = of_slice;
       add(Category::gradients, of_slice);
     }
-    if (under_way_.unit >= 0) retire();
-    under_way_ = {u, output};
-    if (unit.adopted > 0 && first_ && !below) {
+    retire();
+    // The unit collects in another bucket, if it has gradients before this reduction has ended.
+    under_way_ = {.bucket = std::exchange(unit.bucket, 0),
+                  .adopted = std::exchange(unit.adopted, 0),
+                  .output = output};
+    if (under_way_.adopted > 0 && first_ && !below) {
       // A sum of the gradient's own dtype stays in its memory; another one has memory of its own.
       unit.slice = of_slice;
-      unit.stays = step_.units[static_cast<size_t>(u)].gradient_dtype ==
-                   step_.units[static_cast<size_t>(u)].dtype;
-      if (!unit.stays) add(Category::gradients, of_slice);
+      const bool stays = step_.units[static_cast<size_t>(u)].gradient_dtype ==
+                         step_.units[static_cast<size_t>(u)].dtype;
+      if (stays) {
+        under_way_.stays = of_slice;
+      } else {
+        add(Category::gradients, of_slice);
+      }
     }
   }
 
   // The reduction under way ends.
   void retire() {
-    if (under_way_.unit < 0) return;
-    auto& unit = units_[static_cast<size_t>(under_way_.unit)];
-    if (unit.bucket > 0) free_.insert(unit.bucket);
-    if (unit.adopted > 0) {
-      add(Category::activations, -unit.adopted);
-      if (std::exchange(unit.stays, false)) add(Category::gradients, unit.slice);
-    }
-    if (under_way_.output > 0) free_.insert(under_way_.output);
-    unit.bucket = unit.adopted = 0;
-    under_way_ = {};
+    const auto over = std::exchange(under_way_, {});
+    if (over.bucket > 0) free_.insert(over.bucket);
+    if (over.output > 0) free_.insert(over.output);
+    if (over.adopted > 0) add(Category::activations, -over.adopted);
+    if (over.stays > 0) add(Category::gradients, over.stays);
   }
 
   // --- Gathered units ---
@@ -229,9 +230,11 @@ class Playback {
   }
   void release(int64_t u) { add(Category::gathered_units, -step_.layout.unit(u).bytes()); }
 
-  struct UnderWay {
-    int64_t unit = -1;
+  struct UnderWay {  // bytes
+    int64_t bucket = 0;
+    int64_t adopted = 0;
     int64_t output = 0;
+    int64_t stays = 0;  // of the sum, which stays in the adopted gradient's memory
   };
 
   const Trace& trace_;

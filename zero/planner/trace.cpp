@@ -169,8 +169,8 @@ double backward_flops(std::string_view name, c10::ArrayRef<const c10::IValue> in
 bool fused_attention(torch::jit::Stack& stack) {
   const size_t first = stack.size() - 8;
   const auto queries = stack[first].toTensor();
-  auto keys = stack[first + 1].toTensor();
-  auto values = stack[first + 2].toTensor();
+  const auto keys = stack[first + 1].toTensor();  // of as many heads or fewer
+  const auto values = stack[first + 2].toTensor();
   const auto mask = stack[first + 3].toOptional<at::Tensor>();
   const double dropout = stack[first + 4].toDouble();
   const bool causal = stack[first + 5].toBool();
@@ -178,11 +178,6 @@ bool fused_attention(torch::jit::Stack& stack) {
   const bool masks = mask && mask->defined();
   if (queries.dim() != 4 || (recording->host && dropout > 0)) return false;
   if (masks && mask->requires_grad()) return false;
-  if (keys.size(1) != queries.size(1)) {
-    const int64_t times = queries.size(1) / keys.size(1);
-    keys = keys.repeat_interleave(times, 1);
-    values = values.repeat_interleave(times, 1);
-  }
   if (recording->host) {
     // Each thread has tiles of scores and a row of sums.
     const int64_t rows = queries.size(2) >= 768 ? 256 : queries.size(2) >= 192 ? 64 : 32;
@@ -377,6 +372,16 @@ bool computed_here(Recording& r, std::string_view name, torch::jit::Stack& stack
   return attention ? fused_attention(stack) : bounded(name, stack);
 }
 
+// A tensor that `resize_` makes larger has other memory then, which the kernel for meta leaves out.
+// `before` are the bytes of its storage.
+void grow(const at::Tensor& tensor, size_t before) {
+  const auto& storage = tensor.storage();
+  if (storage.nbytes() > before) {
+    storage.set_data_ptr_noswap(
+        c10::GetAllocator(c10::DeviceType::Meta)->allocate(storage.nbytes()));
+  }
+}
+
 // Throws an Error, or what the program's language knows in its place.
 [[noreturn]] void refuse(const Recording& r, const std::string& message) {
   try {
@@ -422,6 +427,8 @@ void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   const auto* unbounded = std::ranges::find(kUnbounded, name, &Unbounded::name);
   if (unbounded != kUnbounded.end()) note_bound(r, name, 0, unbounded->why);
   bool done = false;
+  const bool resizes = name == "aten::resize_";
+  const size_t bytes_before = resizes ? inputs[0].toTensor().storage().nbytes() : 0;
   try {
     done = computed_here(r, name, *stack);
     if (!done) call(op, keys, stack);
@@ -439,6 +446,7 @@ void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
                "(memory_budget).",
                name, module.empty() ? "" : fmt::format(" (near the module '{}')", module), reason));
   }
+  if (resizes) grow(stack->back().toTensor(), bytes_before);
   int64_t elements = 0;
   double written = 0;
   const size_t results = done ? 1 : schema.returns().size();
