@@ -50,29 +50,29 @@ def rank_of_a_run(ranks: int, file: Path) -> None:
     torch.set_num_threads(1)
     group = libzero.group(timeout=60)
     rows = []
-    with tempfile.TemporaryDirectory(prefix="libzero-", dir=file.parent) as disk:
-        hardware = {"device": "epyc 9654", "per_host": ranks, "nvme": 1e9}
-        for name, (make, loss) in MODELS.items():
-            plans: dict[str, Any] = {}
-            for dtype, stage, micro_batch, special in SETTINGS[ranks]:
-                torch.manual_seed(1)
-                model = make()
-                if special == "recomputed" and not hasattr(model, "gradient_checkpointing_enable"):
-                    special, micro_batch = "", 4
-                if dtype not in plans:
-                    plans[dtype] = libzero.plan(model, loss, batch=BATCH * ranks, dtype=dtype, hardware=hardware)
-                plan = plans[dtype]
-                wanted = (stage, micro_batch, special)
-                chosen = next(each for each in plan.candidates if (each["stage"], each["micro_batch"], special_of(each)) == wanted)
-                if chosen["recomputed"]:
-                    model.gradient_checkpointing_enable()
-                config = json.loads(json.dumps(plan.config_of(chosen)).replace("/local_nvme", disk))
-                if special == "all on disk":  # units are gathered as far as memory allows: the fewest
-                    config["zero_optimization"]["stage3_max_live_parameters"] = 0
-                real, predicted = held(group, model, loss, config), chosen["memory"]
-                rows.append({"model": name, "ranks": ranks, "setting": f"{dtype}, {chosen['configuration']}", "held": sum(real.values()),
-                             "predicted": sum(predicted.values()), "states_equal": all(real[state] == predicted[state] for state in STATES),
-                             "parts": {key: [value, predicted[key]] for key, value in real.items() if value != predicted[key]}})  # fmt: skip
+    disk = str(file.parent)  # the same for all ranks
+    hardware = {"device": "epyc 9654", "per_host": ranks, "nvme": 1e9}
+    for name, (make, loss) in MODELS.items():
+        plans: dict[str, Any] = {}
+        for dtype, stage, micro_batch, special in SETTINGS[ranks]:
+            torch.manual_seed(1)
+            model = make()
+            if special == "recomputed" and not hasattr(model, "gradient_checkpointing_enable"):
+                special, micro_batch = "", 4
+            if dtype not in plans:
+                plans[dtype] = libzero.plan(model, loss, batch=BATCH * ranks, dtype=dtype, hardware=hardware)
+            plan = plans[dtype]
+            wanted = (stage, micro_batch, special)
+            chosen = next(each for each in plan.candidates if (each["stage"], each["micro_batch"], special_of(each)) == wanted)
+            if chosen["recomputed"]:
+                model.gradient_checkpointing_enable()
+            config = json.loads(json.dumps(plan.config_of(chosen)).replace("/local_nvme", disk))
+            if special == "all on disk":  # units are gathered as far as memory allows: the fewest
+                config["zero_optimization"]["stage3_max_live_parameters"] = 0
+            real, predicted = held(group, model, loss, config), chosen["memory"]
+            rows.append({"model": name, "ranks": ranks, "setting": f"{dtype}, {chosen['configuration']}", "held": sum(real.values()),
+                         "predicted": sum(predicted.values()), "states_equal": all(real[state] == predicted[state] for state in STATES),
+                         "parts": {key: [value, predicted[key]] for key, value in real.items() if value != predicted[key]}})  # fmt: skip
     if group.rank == 0:
         file.write_text(json.dumps(rows))
 
@@ -90,7 +90,7 @@ def main() -> None:
         file = Path(name) / "rows.json"
         for ranks in SETTINGS:
             command = [arguments.program, "launch", "-n", str(ranks), "--", sys.executable, __file__, arguments.program, "--ranks", str(ranks), "--json", str(file)]
-            done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}, check=False)
+            done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}, check=False)
             if done.returncode != 0:
                 sys.exit(f"The runs on {ranks} ranks failed.")
             rows += json.loads(file.read_text())
