@@ -29,6 +29,7 @@
 #include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/models/lora/lora.h"
+#include "zero/models/lora/quantised_base.h"
 #include "zero/models/recompute/recompute.h"
 #include "zero/optim/loss_scaler.h"
 #include "zero/optim/optimizer.h"

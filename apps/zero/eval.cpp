@@ -50,6 +50,7 @@ int eval(const Arguments& arguments) {
       ->required()
       ->type_name("FILE");
   parser.add_option("--adapter", options.adapter, "Folder of a peft adapter")->type_name("DIR");
+  add_base_format(parser, options.quantize_base);
   const std::map<std::string, TrainingTask> tasks{{"auto", TrainingTask::any},
                                                   {"lm", TrainingTask::language},
                                                   {"sft", TrainingTask::supervised},

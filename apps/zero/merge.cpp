@@ -24,21 +24,27 @@ constexpr const char* kMergeDescription =
     "a "
     "Hugging Face folder of that model.\n\n"
     "  zero merge --from Llama-3.2-1B --adapter my_run --out merged\n\n"
-    "Weights keep their dtype: each is W + scale (B A) in fp32, rounded once.";
+    "Weights keep their dtype: each is W + scale (B A) in fp32, rounded once. With "
+    "--lora-quantize-base nf4 W is what an adapter of that option was trained on: the weights of "
+    "linear layers after they were quantised.";
 
 /// Returns the precision in which an engine keeps weights of these files as they are. Throws
 /// ConfigError where files have several dtypes, of which none would be right for all.
 Config precision_of(const WeightFiles& files) {
-  const auto names = files.names();
-  const auto dtype = files.info(names.front()).dtype;
-  for (const auto& name : names) {
+  std::string first;
+  auto dtype = c10::ScalarType::Float;
+  for (const auto& name : files.names()) {
     const auto& info = files.info(name);
+    if (!c10::isFloatingType(info.dtype)) continue;  // numbers of positions are no weights
+    if (first.empty()) {
+      first = name;
+      dtype = info.dtype;
+    }
     if (info.dtype == dtype) continue;
-    throw ConfigError(
-        fmt::format("{} holds '{}' in {}, and '{}' in {}: one dtype must be that of all "
-                    "weights.",
-                    files.path().string(), names.front(), c10::toString(dtype), name,
-                    c10::toString(info.dtype)));
+    throw ConfigError(fmt::format(
+        "{} holds '{}' in {}, and '{}' in {}: one dtype must be that of all "
+        "weights.",
+        files.path().string(), first, c10::toString(dtype), name, c10::toString(info.dtype)));
   }
   Config config;
   config.bf16 = dtype == c10::ScalarType::BFloat16;
@@ -62,6 +68,7 @@ int merge(const Arguments& arguments) {
   parser.add_option("--out", out, "Folder for the merged model; it must be empty or absent")
       ->required()
       ->type_name("DIR");
+  add_base_format(parser, options.lora.quantize_base);
   if (const auto status = parser.read(arguments)) return *status;
 
   const std::filesystem::path target(out);

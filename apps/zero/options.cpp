@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -54,6 +56,18 @@ void refuse_repetition(const CLI::Option& option, const std::string& program) {
 
 CLI::Validator positive() { return number_check("POSITIVE", "above 0", false); }
 CLI::Validator not_negative() { return number_check("NONNEGATIVE", "of 0 or more", true); }
+
+void add_base_format(OptionParser& parser, BaseFormat& format) {
+  const std::map<std::string, BaseFormat> formats{{"none", BaseFormat::as_they_are},
+                                                  {"nf4", BaseFormat::nf4}};
+  parser
+      .add_option_function<std::string>(
+          "--lora-quantize-base",
+          [&format, formats](const auto& name) { format = formats.at(name); },
+          "Quantise the weights of linear layers first, as the adapter's run did: nf4, or none")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"none", "nf4"}));
+}
 
 double quantity(const char* option, const std::string& text, Quantity what) {
   if (text.empty()) return 0;

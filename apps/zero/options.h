@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/zero/subcommands.h"
+#include "zero/config/settings.h"
 
 namespace zero::app {
 
@@ -29,6 +30,9 @@ class OptionParser : public CLI::App {
 /// Checks of numbers. Their errors name the number, and say what it should be.
 CLI::Validator positive();
 CLI::Validator not_negative();
+
+/// Adds --lora-quantize-base for an adapter that has been trained.
+void add_base_format(OptionParser& parser, BaseFormat& format);
 
 /// Returns the number that a text like "16GB/s", "400Gbit" (of bytes), "50T" (of FLOPs) or "300G"
 /// (a count, where B means G too) says, with k, M, G, T or P for powers of 1000; 0 for an empty

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/models/fixtures.h"
+#include "tests/models/tuned.h"
 #include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
@@ -30,72 +30,12 @@ namespace {
 namespace nn = torch::nn;
 using comm::Collective;
 using comm::run_as_threads;
+using fixtures::config;
+using fixtures::Tuned;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-Config config(int stage, bool bf16 = false) {
-  Config result;
-  result.stage = stage;
-  result.bf16 = bf16;
-  result.unit_bytes = 4096;
-  result.max_live_parameters = 0;
-  return result;
-}
-
-/// A model with an adapter, whose engine has read the weights beneath.
-struct Tuned {
-  Tuned(const std::string& folder, const LoraSettings& settings, Config config,
-        std::shared_ptr<comm::Group> group, int64_t tile_elements = 0) {
-    {
-      const WithoutValues none;
-      model = language_model_config(folder)->build();
-    }
-    tile_linears(model->module(), tile_elements);
-    torch::manual_seed(5);
-    lora = add_lora(model->module(), settings);
-    auto tensors = named_tensors(model->module());
-    tensors.values_follow = true;
-    engine = std::make_unique<Engine>(
-        std::move(tensors),
-        std::vector{ParameterGroup{.optimizer = AdamW{.lr = 1e-2}, .rest = true}},
-        std::move(config), std::move(group));
-    load_pretrained(*engine, folder,
-                    {.places = model->export_places(),
-                     .tied = model->tied_names(),
-                     .added = added_parameters(lora)});
-  }
-  /// Sets all B, so that the adapter changes what the model computes.
-  void draw() {
-    for (const auto& layer : lora.layers) {
-      const int64_t rank = lora.settings.rank;
-      engine->set_parameter(layer.b(),
-                            torch::arange(layer.out * rank).sin().view({layer.out, rank}) * 0.1);
-    }
-  }
-  float step(const fixtures::Variant& data) {
-    const auto loss = model->loss(data.tokens, data.targets);
-    engine->backward(loss);
-    engine->step();
-    return loss.item<float>();
-  }
-  at::Tensor logits(const fixtures::Variant& data) {
-    const at::NoGradGuard no_grad;
-    model->module().eval();  // the fixture of GPT-2 has dropout
-    return model->logits_last(data.tokens).to(at::kFloat);
-  }
-  void export_merged(const std::string& folder) {
-    save_pretrained(*engine, folder,
-                    {.places = model->export_places(),
-                     .merged = merged_products(lora),
-                     .config_json = model->config().to_json()});
-  }
-
-  std::unique_ptr<LanguageModel> model;
-  Lora lora;
-  std::unique_ptr<Engine> engine;
-};
 
 TEST(NamePattern, ReadsNamesAndExpressions) {
   EXPECT_THAT(NamePattern::parse("q_proj, v_proj").names, ElementsAre("q_proj", "v_proj"));
@@ -146,6 +86,43 @@ TEST(AddLora, AddsAProductToALinearLayerOfAnyModule) {
   EXPECT_DOUBLE_EQ((LoraSettings{.rank = 16, .alpha = 8, .rslora = true}).scale(), 2);
   const auto clone = std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone());
   EXPECT_TRUE(clone->forward(x).equal(net->forward(x)));
+}
+
+TEST(AddLora, LearnsTheLengthsOfRowsWithDora) {
+  nn::Sequential net(nn::Linear(6, 5));
+  net->to(at::kDouble);
+  const auto x = torch::randn({3, 6}, at::kDouble);
+  const auto before = net->forward(x).detach();
+  const auto lora =
+      add_lora(*net, {.rank = 2, .alpha = 6, .dora = true, .targets = {.names = {"0"}}});
+  EXPECT_EQ(lora.elements(), 2 * (6 + 5) + 5);
+  auto parameters = net->named_parameters();
+  const auto weight = parameters["0.weight"];
+  const auto magnitude = parameters["0.lora_magnitude_vector"];
+  EXPECT_TRUE(magnitude.allclose(weight.norm(2, 1), 1e-6));
+  EXPECT_TRUE(net->forward(x).allclose(before, 1e-6));
+  const auto a = parameters["0.lora_A.weight"];
+  const auto b = parameters["0.lora_B.weight"];
+  {
+    const at::NoGradGuard no_grad;
+    b.normal_();
+    magnitude.normal_();
+  }
+  // The lengths of the sum's rows are constants in backward.
+  const auto sum = weight + 3 * b.mm(a);
+  const auto factor = magnitude / sum.detach().norm(2, 1);
+  const auto y = x.mm((factor.unsqueeze(1) * sum).t()) + parameters["0.bias"];
+  EXPECT_TRUE(net->forward(x).allclose(y, 1e-5, 1e-6));
+  const auto expected = torch::autograd::grad({y.pow(2).sum()}, {a, b, magnitude});
+  const auto found = torch::autograd::grad({net->forward(x).pow(2).sum()}, {a, b, magnitude});
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(found[i].allclose(expected[i], 1e-5, 1e-6)) << i;
+  const auto clone = std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone());
+  EXPECT_TRUE(clone->forward(x).equal(net->forward(x)));
+
+  const auto model = language_model_config(fixtures::folder("llama").string())->build();
+  tile_linears(model->module(), 100);
+  EXPECT_THAT(message_of<ConfigError>([&] { add_lora(model->module(), {.dora = true}); }),
+              HasSubstr("in tiles"));
 }
 
 TEST(AddLora, DropsInputsOfTheProductInTrainingAlone) {
@@ -238,6 +215,42 @@ TEST(Lora, EveryStageTrainsItAlikeAndKeepsTheRest) {
       EXPECT_NEAR(losses[static_cast<size_t>(stage)][0], data.loss, 1e-5 * data.loss);
       EXPECT_LT(losses[static_cast<size_t>(stage)][2], data.loss);
       EXPECT_EQ(losses[static_cast<size_t>(stage)], losses[0]) << stage << ", ranks " << ranks;
+    }
+  }
+}
+
+TEST(Lora, EveryStageTrainsMagnitudesAlikeAndMergesThem) {
+  const auto folder = fixtures::folder("llama").string();
+  const auto data = fixtures::variants("llama").front();
+  auto settings = kSettings;
+  settings.dora = true;
+  const TemporaryFolder merged;
+  for (const bool nf4 : {false, true}) {
+    std::vector<float> expected;
+    for (int stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(std::to_string(stage) + (nf4 ? ", nf4" : ""));
+      run_as_threads(2, [&, stage](std::shared_ptr<comm::Group> group) {
+        Tuned tuned(folder, settings, config(stage), group, 0, nf4);
+        begin_magnitudes(*tuned.engine, tuned.lora);
+        const auto before = tuned.engine->parameter(tuned.lora.layers.front().magnitude());
+        std::vector<float> losses;
+        for (int i = 0; i < 3; ++i) losses.push_back(tuned.step(data));
+        EXPECT_FALSE(tuned.engine->parameter(tuned.lora.layers.front().magnitude()).equal(before));
+        const auto logits = tuned.logits(data);
+        tuned.export_merged(merged.path().string());
+        group->barrier();
+        if (group->rank() != 0) return;
+        if (expected.empty()) expected = losses;
+        EXPECT_EQ(losses, expected);
+        if (!nf4) {
+          EXPECT_NEAR(losses[0], data.loss, 1e-5 * data.loss);
+        }
+        const auto model = language_model_config(merged.path().string())->build();
+        Engine engine(model->module(), AdamW{}, config(0));
+        load_pretrained(engine, merged.path().string());
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(model->logits_last(data.tokens).allclose(logits, 1e-4, 1e-5));
+      });
     }
   }
 }
@@ -402,6 +415,9 @@ TEST(AdapterFiles, KeepModulesThatAreTrainedWhole) {
   const auto model = language_model_config(base)->build();
   EXPECT_THAT(message_of<ConfigError>([&] { add_lora(model->module(), settings); }),
               HasSubstr("either"));
+  settings.targets = {.all_linear = true};
+  for (const auto& layer : add_lora(model->module(), settings).layers)
+    EXPECT_THAT(layer.path, ::testing::Not(HasSubstr("q_proj")));
 }
 
 TEST(AdapterFiles, RefuseWhatIsNotComputed) {
@@ -412,7 +428,7 @@ TEST(AdapterFiles, RefuseWhatIsNotComputed) {
   };
   EXPECT_THAT(of("{"), HasSubstr(kAdapterConfig));
   EXPECT_THAT(of(R"({"peft_type": "IA3"})"), HasSubstr("IA3"));
-  EXPECT_THAT(of(R"({"peft_type": "LORA", "use_dora": true})"), HasSubstr("use_dora"));
+  EXPECT_THAT(of(R"({"peft_type": "LORA", "use_qalora": true})"), HasSubstr("use_qalora"));
   EXPECT_THAT(of(R"({"peft_type": "LORA", "bias": "all"})"), HasSubstr("bias"));
   EXPECT_THAT(of(R"({"peft_type": "LORA", "rank_pattern": {"q": 4}})"), HasSubstr("rank_pattern"));
   EXPECT_THAT(of(R"({"peft_type": "LORA", "r": -1})"), HasSubstr("-1"));

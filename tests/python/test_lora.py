@@ -1,10 +1,12 @@
 """LoRA of `zero train` beside peft's: 20 steps from one adapter give its losses in fp32, peft reads the adapter that the
-run writes, and transformers reads the merged model, to equal logits. Some tokens are not supervised."""
+run writes, and transformers reads the merged model, to equal logits. Some tokens are not supervised. With a base in NF4
+peft's model has the weights that the definition gives, which are computed here, in double."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,7 @@ try:
     import peft
     import torch
     import transformers
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
@@ -24,10 +26,17 @@ import support
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "models" / "fixtures"
 STEPS, ROWS, LENGTH, RATE = 20, 4, 8, 1e-2
+NF4 = numpy.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+])  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"target_modules": ["q_proj", "v_proj", "down_proj"], "lora_alpha": 12},
     "gpt2": {"target_modules": r".*\.(c_attn|c_fc)", "use_rslora": True, "fan_in_fan_out": True},
+    "dora": {"target_modules": ["q_proj", "down_proj"], "lora_alpha": 12, "use_dora": True},
 }
+FOLDERS = {"dora": "llama"}
 
 
 def data(folder: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,6 +53,44 @@ def data(folder: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def base_of(source: pathlib.Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+
+
+def through_nf4(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a matrix as it is read back from NF4 with double quantisation (docs/fine-tuning.md)."""
+    numbers = weight.flatten().numpy()
+    blocks = numpy.zeros((-(-len(numbers) // 64), 64), numpy.float32)
+    blocks.ravel()[: len(numbers)] = numbers
+    scales = numpy.abs(blocks).max(1)
+    codes = numpy.abs(blocks[:, :, None].astype(float) - NF4 * scales[:, None, None].astype(float)).argmin(2)
+    mean = numpy.float32(scales.astype(float).mean())
+    rest = scales - mean
+    for begin in range(0, len(rest), 256):
+        part = rest[begin : begin + 256]
+        fraction, exponent = numpy.frexp(numpy.abs(part).max() / numpy.float32(448))
+        unit = numpy.float32(max(numpy.ldexp(numpy.rint(numpy.ldexp(float(fraction), 17)), exponent - 17), 2.0**-117))
+        fp8 = torch.from_numpy(part * (1 / unit)).to(torch.float8_e4m3fn).float().numpy()
+        scales[begin : begin + 256] = fp8 * unit + mean
+    values = NF4[codes].astype(numpy.float32) * scales[:, None]
+    return torch.from_numpy(values.ravel()[: len(numbers)]).view(weight.shape)
+
+
+def quantised(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the model with the weights of its layers' linear layers as they are read back."""
+    model = base_of(source)
+    with torch.no_grad():
+        for layer in model.model.layers.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.weight.copy_(through_nf4(layer.weight))
+    model.save_pretrained(folder)
+    return folder
+
+
+def with_positions(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Copies a model whose file also holds whole numbers that no parameter has, as old files do."""
+    shutil.copytree(source, folder)
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), "position_ids": torch.arange(8)}, file, {"format": "pt"})
+    return folder
 
 
 def trained(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> list[float]:
@@ -69,12 +116,16 @@ def close(one: torch.Tensor, other: torch.Tensor, what: str) -> None:
     assert difference < 1e-4, f"{what}: {difference}"
 
 
-def compare(name: str, folder: pathlib.Path) -> None:
-    source, start, run, merged = FIXTURES / name, folder / "start", folder / "run", folder / "merged"
+def compare(name: str, folder: pathlib.Path, nf4: bool) -> None:
+    source, start, run, merged = FIXTURES / FOLDERS.get(name, name), folder / "start", folder / "run", folder / "merged"
+    if name == "gpt2":
+        source = with_positions(source, folder / "source")
+    base = quantised(source, folder / "base") if nf4 else source
+    as_ours = ["--lora-quantize-base", "nf4"] if nf4 else []
     tokens, targets = data(folder)
     torch.manual_seed(7)
     # Dropout would not be the same: the fixture of GPT-2 has some.
-    model = peft.get_peft_model(base_of(source), peft.LoraConfig(r=4, **CASES[name])).eval()
+    model = peft.get_peft_model(base_of(base), peft.LoraConfig(r=4, **CASES[name])).eval()
     for key, parameter in model.named_parameters():
         if "lora_B" in key:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -88,7 +139,7 @@ def compare(name: str, folder: pathlib.Path) -> None:
         "seq": LENGTH, "micro-batch": 1, "accumulate": 2, "nproc": 2, "stage": 3, "steps": STEPS, "schedule": "constant",
         "warmup": 0, "dropout": 0, "eval-tokens": 0, "sample-tokens": 0,
     }  # fmt: skip
-    zero("train", *(word for key, value in options.items() for word in (f"--{key}", value)), "--lora-merge")
+    zero("train", *(word for key, value in options.items() for word in (f"--{key}", value)), "--lora-merge", *as_ours)
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line and "step" in line][:STEPS]
     assert len(losses) == STEPS, losses
@@ -100,24 +151,24 @@ def compare(name: str, folder: pathlib.Path) -> None:
         theirs = load_file(start / "adapter_model.safetensors")
         ours = load_file(run / "adapter_model.safetensors")
         assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
-        again = peft.PeftModel.from_pretrained(base_of(source), run).eval()
+        again = peft.PeftModel.from_pretrained(base_of(base), run).eval()
         close(again(tokens).logits, logits, f"{name}, adapter read by peft")
-        zero("merge", "--from", source, "--adapter", run, "--out", merged)
+        zero("merge", "--from", source, "--adapter", run, "--out", merged, *as_ours)
         for place in (merged, run / "merged"):
             close(base_of(place).eval()(tokens).logits, logits, f"{name}, {place.name} of {place.parent.name}")
         whole = again.merge_and_unload().state_dict()
         for key, value in base_of(merged).state_dict().items():
             close(value, whole[key], f"{name}, merged {key}")
-    print(f"{name}: {STEPS} losses within {worst:.1e}, from {losses[0]:.4f} to {losses[-1]:.4f}")
+    print(f"{name}{', nf4' * nf4}: {STEPS} losses within {worst:.1e}, from {losses[0]:.4f} to {losses[-1]:.4f}")
 
 
 def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    for name in CASES:
+    for name, nf4 in (("llama", False), ("gpt2", False), ("dora", False), ("llama", True)):
         with tempfile.TemporaryDirectory() as folder:
-            compare(name, pathlib.Path(folder))
+            compare(name, pathlib.Path(folder), nf4)
 
 
 if __name__ == "__main__":

@@ -212,6 +212,7 @@ TEST_F(EncoderTest, AnAdapterBringsItsClassesAndTheirHead) {
   options_.from = folder_ / "masked";
   options_.task = TrainingTask::classes;
   options_.lora.rank = 2;
+  options_.lora.targets = "all-linear";  // of which the head is none
   trained(2, 2, 2, 2);
   const auto config = nlohmann::json::parse(test::read_file(folder_ / "run/adapter_config.json"));
   EXPECT_EQ(config["task_type"], "SEQ_CLS");

@@ -18,6 +18,7 @@
 #include "zero/data/token_file.h"
 #include "zero/engine/tiers.h"
 #include "zero/models/architectures.h"
+#include "zero/models/layers/nf4_weight.h"
 #include "zero/train/adapter_files.h"
 #include "zero/train/run.h"
 #include "zero/train/step_passes.h"
@@ -205,6 +206,47 @@ TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
   EXPECT_TRUE(merged.contains("h.0.attn.c_attn.weight"));
 }
 
+TEST_F(TuningTest, AQuantisedBaseIsTrainedResumedAndMerged) {
+  begin_with_saved_weights(options_, folder_);
+  auto given = settings();
+  given.engine.stage = 3;
+  auto& program = given.program;
+  program.lora = {.rank = 4, .targets = "all-linear", .quantize_base = BaseFormat::nf4};
+  program.save_every = 2;
+  program.schedule = optim::Decay::constant;
+  const auto run = [&](int64_t steps, bool resume, int ranks = 1) {
+    program.steps = steps;
+    program.micro_batch_size = 4 / ranks;
+    program.resume = resume;
+    program.overwrite = !resume;
+    comm::run_as_threads(ranks, [&](std::shared_ptr<comm::Group> group) {
+      Trainer trainer(given, group);
+      EXPECT_EQ(trainer.train(), 0);
+    });
+    return test::read_file(folder_ / ("run/" + std::string(kAdapterWeights)));
+  };
+  const auto through = run(4, false);
+  EXPECT_TRUE(run(2, false) != through);
+  EXPECT_TRUE(run(4, true) == through);
+  // A step of no size leaves B at zero, so the merged weights are those that are read back.
+  given.engine.optimizer = Sgd{.lr = 0};
+  program.lora.merge = true;
+  run(1, false, 2);
+  const WeightFiles base(options_.from);
+  const WeightFiles merged(folder_ / "run/merged");
+  const std::string name = "h.1.mlp.c_fc.weight";
+  const auto weight = base.read(name);
+  EXPECT_TRUE(merged.read(name).equal(
+      nf4_values(nf4_packed(weight), weight.size(0), weight.size(1), at::kFloat)));
+  EXPECT_FALSE(merged.read(name).equal(weight));
+  EXPECT_TRUE(merged.read("wte.weight").equal(base.read("wte.weight")));
+  const train::Run described(given, comm::single(), {});
+  EXPECT_THAT(described.describe(1, {}).weights, HasSubstr("are kept in NF4 (4."));
+  EXPECT_EQ(
+      described.describe(1, {}).parameters,
+      language_model_config(base.path().string())->parameter_count() + described.lora->elements());
+}
+
 TEST_F(TuningTest, FrozenParametersKeepTheirValues) {
   options_.freeze = "wte,wpe,h.0";
   options_.micro_batch_size = 2;
@@ -229,6 +271,12 @@ TEST_F(TuningTest, WhatCannotBeTrainedIsRefusedBeforeTheRun) {
   };
   EXPECT_THAT(refused([](Options& o) { o.freeze = "wtf"; }), HasSubstr("wtf"));
   EXPECT_THAT(refused([](Options& o) { o.lora.targets = "c_attn"; }), HasSubstr("--lora-rank"));
+  EXPECT_THAT(refused([](Options& o) { o.lora.quantize_base = BaseFormat::nf4; }),
+              HasSubstr("--lora-rank"));
+  auto tiled = settings();
+  tiled.program.lora = {.rank = 2, .quantize_base = BaseFormat::nf4};
+  tiled.model.tile_elements = 100;
+  EXPECT_THAT(message_of<ConfigError>([&] { tiled.validate(); }), HasSubstr("--tile-elements"));
   EXPECT_THAT(refused([](Options& o) {
                 o.lora.rank = 2;
                 o.freeze = "wte";
@@ -272,6 +320,16 @@ TEST_F(TuningTest, MemoryIsPredictedWithoutStatesOfFrozenParameters) {
   EXPECT_NEAR(states.parameters, 2.0 * static_cast<double>(counts.all) / 2, 1);
   EXPECT_NEAR(states.gradients, 2.0 * static_cast<double>(adapters) / 2, 1);
   EXPECT_NEAR(states.optimizer, 12.0 * static_cast<double>(adapters) / 2, 1);
+
+  options_.lora.quantize_base = BaseFormat::nf4;
+  const auto packed = count_parameters(options_, *sizes);
+  EXPECT_EQ(packed.all, counts.all);
+  EXPECT_EQ(packed.packed, 2 * 12 * 32 * 32);  // the matrices of two layers
+  const auto memory = packed.by_memory(2);
+  EXPECT_EQ(memory.all - memory.frozen, adapters);
+  EXPECT_EQ(memory.all, counts.all - packed.packed + packed.packed_bytes / 2);
+  EXPECT_NEAR(8.0 * static_cast<double>(packed.packed_bytes),
+              (4 + 8.0 / 64) * static_cast<double>(packed.packed), 8 * 8 * 8);  // 8 bytes a matrix
 }
 
 }  // namespace

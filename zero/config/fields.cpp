@@ -48,6 +48,11 @@ struct Choices<TrainingDevice> {
       {"cpu", TrainingDevice::cpu}, {"cuda", TrainingDevice::cuda}, {"any", TrainingDevice::any}};
 };
 template <>
+struct Choices<BaseFormat> {
+  static constexpr std::pair<std::string_view, BaseFormat> list[] = {
+      {"none", BaseFormat::as_they_are}, {"nf4", BaseFormat::nf4}};
+};
+template <>
 struct Choices<TrainingTask> {
   static constexpr std::pair<std::string_view, TrainingTask> list[] = {
       {"auto", TrainingTask::any},
@@ -1180,6 +1185,11 @@ void add_fine_tuning(All& all) {
            {.sentence = "The product counts alpha / sqrt(rank) times (arXiv 2312.03732)",
             .option = "--lora-rslora"},
            &LoraOptions::rslora);
+  lora.add("dora",
+           {.sentence = "Train the lengths of the rows of adapted weights by themselves (DoRA, "
+                        "arXiv 2402.09353)",
+            .option = "--lora-dora"},
+           &LoraOptions::dora);
   lora.add("targets",
            {.sentence = "Linear layers that get adapters: names, separated by commas, a regular "
                         "expression of whole paths, or all-linear; empty: q_proj and v_proj, or "
@@ -1200,6 +1210,14 @@ void add_fine_tuning(All& all) {
        .option = "--adapter",
        .argument = "DIR"},
       &LoraOptions::adapter);
+  lora.add("quantize_base",
+           {.sentence = "Keep the frozen weights of linear layers in 4 bits: nf4, with double "
+                        "quantisation (QLoRA, arXiv 2305.14314), or none",
+            .details = "They are quantised as they are read, and each layer's are read back for "
+                       "each product: docs/fine-tuning.md.",
+            .option = "--lora-quantize-base",
+            .cost = "nf4 takes 4.127 bits a frozen weight."},
+           &LoraOptions::quantize_base);
   lora.add(
       "merge",
       {.sentence =

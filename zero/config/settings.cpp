@@ -313,7 +313,9 @@ void check_rules(const ProgramSettings& program) {
       (lora.rank || !lora.targets.empty() || !lora.modules_to_save.empty()))
     refuse_option("lora.adapter", "given together with lora.rank, targets or modules_to_save",
                   "alone: the adapter's folder has the others");
-  if (!lora.on() && (!lora.targets.empty() || !lora.modules_to_save.empty() || lora.merge))
+  const bool quantised = lora.quantize_base != BaseFormat::as_they_are;
+  if (!lora.on() && (!lora.targets.empty() || !lora.modules_to_save.empty() || lora.merge ||
+                     lora.dora || quantised))
     refuse_option("lora.rank", "not given", "given with the other settings of LoRA (--lora-rank)");
   if (lora.on() && !program.freeze.empty())
     refuse_option("freeze", "given together with LoRA",
@@ -334,6 +336,15 @@ void check_scheduler(const Settings& settings) {
   const auto& program = settings.program;
   if (program.min_lr) refuse("min_lr", *program.min_lr);
   if (program.decay_steps) refuse("decay_steps", *program.decay_steps);
+}
+
+void check_quantised(const Settings& settings) {
+  const auto& tiles = settings.model.tile_elements;
+  if (settings.program.lora.quantize_base == BaseFormat::as_they_are || !tiles) return;
+  throw ConfigError(
+      fmt::format("train.lora.quantize_base is \"nf4\" and tile_elements is {}: tiles are not "
+                  "quantised. Leave one of them out (--lora-quantize-base, --tile-elements).",
+                  *tiles));
 }
 
 void check_best(const ProgramSettings& program) {
@@ -619,6 +630,7 @@ void Settings::validate() const {
   check_rules(model, engine);
   check_rules(program);
   check_scheduler(*this);
+  check_quantised(*this);
   check_best(program);
   check_spikes(*this);
 }

@@ -82,16 +82,22 @@ enum class TrainingDevice : uint8_t { cpu, cuda, any };
 /// tokens, supervised if the data have marks (NAME.marks.bin).
 enum class TrainingTask : uint8_t { any, language, supervised, masked, classes };
 
+/// The format of frozen weights beneath adapters.
+enum class BaseFormat : uint8_t { as_they_are, nf4 };
+
 /// Low-rank adapters of the model's linear layers: the section `train.lora`.
 struct LoraOptions {
   std::optional<int64_t> rank{};  ///< none: there are no adapters
   double alpha = 8;
   double dropout = 0;
   bool rslora = false;
+  bool dora = false;
   std::string targets{};          ///< NamePattern::parse reads it; empty: as peft chooses
   std::string modules_to_save{};  ///< names, separated by commas
   std::string adapter{};          ///< a peft folder, whose adapter the run begins with
-  bool merge = false;             ///< the run also writes its model with the adapter merged
+  /// The format of the frozen weights of linear layers (QLoRA).
+  BaseFormat quantize_base = BaseFormat::as_they_are;
+  bool merge = false;  ///< the run also writes its model with the adapter merged
   bool on() const { return rank || !adapter.empty(); }
   bool operator==(const LoraOptions&) const = default;
 };

@@ -23,7 +23,7 @@ Config validated(Config config) {
 Config with_tiers(Config config, const Model& model, int ranks, int64_t available) {
   // A device gathers units in its own memory, not in the host's.
   if (is_asynchronous(model.device())) return config;
-  auto size = step_size(model.shape(), ranks);
+  auto size = step_size(model.shape(), ranks, config.parameter_bytes());
   size.available = available;
   return choose_tiers(std::move(config), size).config;
 }

@@ -85,7 +85,8 @@ void MemoryBudget::limit_device() {
   if (own) allocated = [device] { return device_memory(device).tensors; };
   limit_ = std::make_unique<DeviceLimit>(
       plan_.group().ledger(), capacity,
-      cheaper_choices(config, step_size(model.shape(), plan_.placement().shards->size())),
+      cheaper_choices(config, step_size(model.shape(), plan_.placement().shards->size(),
+                                        config.parameter_bytes())),
       std::move(allocated));
   const auto need = planned_memory(plan_.step(), Tier::device);
   if (need.total() <= capacity) return;

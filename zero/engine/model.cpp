@@ -76,6 +76,8 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
 std::string module_of(const std::string& name) { return name.substr(0, name.rfind('.') + 1); }
 
 std::unique_ptr<PostAccumulateGradHook>& hook_of(const at::Tensor& parameter) {
+  // A tensor that has never required a gradient has nothing of autograd yet.
+  torch::autograd::impl::materialize_autograd_meta(parameter);
   return torch::autograd::impl::post_acc_grad_hooks(parameter);
 }
 
@@ -159,12 +161,13 @@ void Model::take_names(const NamedTensors& tensors) {
                       "before constructing the Engine.",
                       name, tensor.device().str(), names_.front(), device().str()));
     }
-    if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16 &&
-        tensor.scalar_type() != at::kHalf) {
+    const auto dtype = tensor.scalar_type();
+    const bool packed = dtype == at::kByte;  // which cannot require a gradient
+    if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf && !packed) {
       throw ConfigError(
-          fmt::format("Parameter '{}' has dtype {}; the engine trains Float, BFloat16 and Half. "
-                      "Convert it, or register it as a buffer.",
-                      name, c10::toString(tensor.scalar_type())));
+          fmt::format("Parameter '{}' has dtype {}; the engine trains Float, BFloat16 and Half, "
+                      "and keeps Byte (packed weights). Convert it, or register it as a buffer.",
+                      name, c10::toString(dtype)));
     }
     check_owner(name, tensor);
     const bool absent = tensor.numel() > 0 && data_of(tensor) == nullptr;

@@ -116,8 +116,9 @@ const std::unordered_map<std::string_view, Formula>& formulas() {
     add(normalisation<2>,
         {"layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "group_norm"});
     add(of_result, {"add", "sub", "rsub", "mul", "div", "addcmul", "addcdiv", "lerp"});
-    add(of_result, {"neg", "abs", "square", "pow", "sqrt", "rsqrt", "reciprocal", "maximum",
-                    "minimum", "clamp", "clamp_min", "clamp_max", "threshold"});
+    add(of_result,
+        {"zero::nf4_values", "neg", "abs", "square", "pow", "sqrt", "rsqrt", "reciprocal",
+         "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "threshold"});
     add(of_result, {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
                     "tanh", "atan", "erf", "sigmoid", "log_sigmoid"});
     add(of_result, {"relu", "relu6", "leaky_relu", "rrelu", "prelu", "_prelu_kernel", "elu", "celu",

@@ -1,5 +1,7 @@
 #include "zero/engine/predicted_states.h"
 
+#include <ATen/ceil_div.h>
+
 #include <algorithm>
 
 #include "zero/engine/form.h"
@@ -82,10 +84,11 @@ partition::StateMemory predicted_device_states(const Config& config, const StepS
   return states;
 }
 
-StepSize step_size(const ModelShape& model, int ranks) {
+StepSize step_size(const ModelShape& model, int ranks, int64_t element_bytes) {
   StepSize size{.ranks = ranks};
   for (const auto& parameter : model.parameters) {
-    const auto numel = parameter.numel();
+    const bool packed = parameter.dtype == at::kByte;
+    const auto numel = packed ? at::ceil_div(parameter.numel(), element_bytes) : parameter.numel();
     size.parameters += numel;
     size.largest_parameter = std::max(size.largest_parameter, numel);
     if (const auto factors = factors_of(parameter)) {

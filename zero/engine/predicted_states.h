@@ -40,7 +40,8 @@ partition::StateMemory predicted_states(const Config& config, const StepSize& si
 /// Returns the same for a device, without the states in host memory.
 partition::StateMemory predicted_device_states(const Config& config, const StepSize& size);
 
-/// Returns the sizes of a model's step, without activations.
-StepSize step_size(const ModelShape& model, int ranks);
+/// Returns the sizes of a model's step, without activations. A packed weight counts as the elements
+/// of `element_bytes` that take its bytes.
+StepSize step_size(const ModelShape& model, int ranks, int64_t element_bytes);
 
 }  // namespace zero

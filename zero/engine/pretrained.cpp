@@ -19,6 +19,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/weights_source.h"
+#include "zero/optim/nf4.h"
 
 namespace zero {
 
@@ -46,15 +47,16 @@ namespace {
 
 using Places = std::map<std::string, TensorPlace>;
 
-/// Adds low-rank products to parameters.
+/// Makes the values that are written of parameters: reads matrices in NF4 back, and adds low-rank
+/// products.
 class Merging {
  public:
   /// Rank 0 keeps the products' matrices. Collective.
-  Merging(Engine& engine, const std::map<std::string, MergedProduct>& products)
-      : products_(products) {
-    for (const auto& [name, product] : products) {
-      for (const auto& factor : {product.a, product.b}) {
-        if (!factors_.try_emplace(factor).second) continue;
+  Merging(Engine& engine, const SavePretrainedOptions& options)
+      : products_(options.merged), nf4_(options.nf4), dtype_(engine.config().parameter_dtype()) {
+    for (const auto& [name, product] : products_) {
+      for (const auto& factor : {product.a, product.b, product.magnitude}) {
+        if (factor.empty() || !factors_.try_emplace(factor).second) continue;
         const auto value = engine.parameter(factor);
         if (engine.group().rank() == 0) factors_[factor] = value;
       }
@@ -63,22 +65,48 @@ class Merging {
 
   bool is_factor(const std::string& name) const { return factors_.contains(name); }
 
-  at::Tensor merged(const std::string& name, const at::Tensor& value) const {
-    const auto found = products_.find(name);
-    if (found == products_.end()) return value;
-    const auto& product = found->second;
-    const int64_t out = value.size(product.in_out ? 1 : 0);
-    const int64_t in = value.size(product.in_out ? 0 : 1);
-    const auto a = factors_.at(product.a).narrow(1, product.in_begin, in);
-    const auto b = factors_.at(product.b).narrow(0, product.out_begin, out);
-    const auto added = at::mm(b, a).mul_(product.scale).to(value.device());
-    return value.to(at::kFloat, false, /*copy=*/true)
-        .add_(product.in_out ? added.t() : added)
-        .to(value.scalar_type());
+  /// Says how a parameter is written.
+  TensorInfo written(TensorInfo info) const {
+    if (const auto packed = nf4_.find(info.name); packed != nf4_.end())
+      return {std::move(info.name), dtype_, packed->second};
+    return info;
+  }
+
+  at::Tensor merged(const std::string& name, const at::Tensor& full) const {
+    const auto packed = nf4_.find(name);
+    const auto product = products_.find(name);
+    if (packed == nf4_.end() && product == products_.end()) return full;
+    auto sum = packed == nf4_.end() ? full.to(at::kFloat, false, /*copy=*/true)
+                                    : read_back(full, packed->second);
+    if (product != products_.end()) add(product->second, sum);
+    return sum.to(packed == nf4_.end() ? full.scalar_type() : dtype_);
   }
 
  private:
+  static at::Tensor read_back(const at::Tensor& packed, const std::vector<int64_t>& sizes) {
+    const auto bytes = packed.cpu();
+    auto values = at::empty(sizes, at::kFloat);
+    optim::nf4_dequantise(static_cast<const std::byte*>(bytes.const_data_ptr()), values.numel(),
+                          values.mutable_data_ptr(), at::kFloat);
+    return values;
+  }
+
+  void add(const MergedProduct& product, at::Tensor& sum) const {
+    const int64_t out = sum.size(product.in_out ? 1 : 0);
+    const int64_t in = sum.size(product.in_out ? 0 : 1);
+    const auto a = factors_.at(product.a).narrow(1, product.in_begin, in);
+    const auto b = factors_.at(product.b).narrow(0, product.out_begin, out);
+    const auto added = at::mm(b, a).mul_(product.scale).to(sum.device());
+    auto rows = product.in_out ? sum.t() : sum;
+    rows.add_(added);
+    if (product.magnitude.empty()) return;
+    const auto lengths = rows.norm(2, 1);
+    rows.mul_((factors_.at(product.magnitude).to(sum.device()) / lengths).unsqueeze(1));
+  }
+
   const std::map<std::string, MergedProduct>& products_;
+  const std::map<std::string, std::vector<int64_t>>& nf4_;
+  at::ScalarType dtype_;
   std::map<std::string, at::Tensor> factors_;  // undefined on other ranks
 };
 
@@ -90,7 +118,7 @@ std::vector<TensorInfo> tensors_of(const Engine& engine, const Places& places,
     if (merging.is_factor(info.name)) continue;
     const auto place = places.find(info.name);
     if (place == places.end()) {
-      tensors.push_back(std::move(info));
+      tensors.push_back(merging.written(std::move(info)));
     } else if (tensors.empty() || tensors.back().name != place->second.tensor) {
       tensors.push_back({place->second.tensor, info.dtype, place->second.sizes});
     }
@@ -225,7 +253,7 @@ void save_pretrained(Engine& engine, const std::string& folder,
     }
   };
   const c10::NoGradGuard no_grad;
-  const Merging merging(engine, options.merged);
+  const Merging merging(engine, options);
   ShardedWriter files(folder, tensors_of(engine, options.places, merging), options.shard_bytes);
   Assembly assembly;
   engine.visit_parameters([&](const std::string& name, const at::Tensor& full) {

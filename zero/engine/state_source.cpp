@@ -92,7 +92,7 @@ void restore_state(const StateParts& parts, int64_t unit, State state, const Rea
       Range piece{begin, std::min(begin + kPiece, mine.end)};
       const auto values =
           read(segment.parameter, {piece.begin - segment.offset, piece.end - segment.offset});
-      if (values.scalar_type() == at::kByte)
+      if (plan.is_coded(state) && values.scalar_type() == at::kByte)
         piece.end = piece.begin + at::round_up(piece.size(), optim::kCodedBlock);
       (table.*write)(unit, state, {piece.begin - plan.owned.begin, piece.end - plan.owned.begin},
                      values);

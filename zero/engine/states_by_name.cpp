@@ -29,10 +29,11 @@ struct Asked {
         segment(plan.layout().segment_of(index)),
         like(plan.model().parameter(index)) {}
 
-  // Returns the parameter in fp32 and in its shape. `owned` is this rank's part of the unit.
+  // Returns the parameter in fp32 (packed weights as their bytes) and in its shape. `owned` is this
+  // rank's part of the unit.
   at::Tensor picked(const StateTable& table, const at::Tensor& owned) const {
     const auto values = table.full(unit, owned).narrow(0, segment.offset, segment.numel);
-    return unflattened(values.to(at::kFloat), like);
+    return unflattened(values.scalar_type() == at::kByte ? values : values.to(at::kFloat), like);
   }
 
   int64_t index;

@@ -22,6 +22,8 @@
 #include "zero/checkpoint/safetensors.h"
 #include "zero/comm/agreement.h"
 #include "zero/models/language/config_reader.h"
+#include "zero/models/layers/low_rank.h"
+#include "zero/models/layers/nf4_weight.h"
 
 namespace zero {
 
@@ -43,9 +45,9 @@ constexpr std::array<std::string_view, 17> kWithoutEffect{
     "task_type"};
 
 // Keys that are read below.
-constexpr std::array<std::string_view, 8> kRead{"peft_type",       "r",          "lora_alpha",
+constexpr std::array<std::string_view, 9> kRead{"peft_type",       "r",          "lora_alpha",
                                                 "lora_dropout",    "use_rslora", "target_modules",
-                                                "modules_to_save", "bias"};
+                                                "modules_to_save", "bias",       "use_dora"};
 
 bool has_value(const nlohmann::json& value) {
   return !value.is_null() && value != false && !(value.is_structured() && value.empty());
@@ -74,6 +76,7 @@ LoraSettings settings_of(const ConfigReader& config) {
       .alpha = config.get<double>("lora_alpha", 8),
       .rslora = config.get<bool>("use_rslora", false),
       .dropout = config.get<double>("lora_dropout", 0),
+      .dora = config.get<bool>("use_dora", false),
       .modules_to_save = config.get<std::vector<std::string>>("modules_to_save", {})};
   const auto targets = config.object().find("target_modules");
   if (targets != config.object().end() && targets->is_string()) {
@@ -98,8 +101,8 @@ std::string published(const LoraSettings& settings, const std::string& path) {
 std::vector<std::string> parameters_of(const Lora& lora) {
   std::vector<std::string> names;
   for (const auto& layer : lora.layers) {
-    names.push_back(layer.a());
-    names.push_back(layer.b());
+    const auto added = lora.added(layer);
+    names.insert(names.end(), added.begin(), added.end());
   }
   names.insert(names.end(), lora.saved_parameters.begin(), lora.saved_parameters.end());
   return names;
@@ -130,6 +133,7 @@ std::string config_of(const Lora& lora, const SaveAdapterOptions& options) {
       {"lora_alpha", whole_if_it_is(settings.alpha)},
       {"lora_dropout", settings.dropout},
       {"use_rslora", settings.rslora},
+      {"use_dora", settings.dora},
       {"target_modules", target_modules(lora)},
       {"modules_to_save",
        settings.modules_to_save.empty() ? Json() : Json(settings.modules_to_save)},
@@ -277,6 +281,19 @@ void load_adapter(Engine& engine, const Lora& lora, const std::string& folder) {
   }
 }
 
+void begin_magnitudes(Engine& engine, const Lora& lora) {
+  if (!lora.settings.dora) return;
+  for (const auto& layer : lora.layers) {
+    const auto& weight = layer.weights.front();
+    auto values = engine.parameter(weight.parameter);
+    if (values.scalar_type() == at::kByte) {
+      values = nf4_values(values, weight.in_out ? layer.in : layer.out,
+                          weight.in_out ? layer.out : layer.in, at::kFloat);
+    }
+    engine.set_parameter(layer.magnitude(), row_lengths(weight.in_out ? values.t() : values));
+  }
+}
+
 std::map<std::string, MergedProduct> merged_products(const Lora& lora) {
   std::map<std::string, MergedProduct> products;
   for (const auto& layer : lora.layers) {
@@ -286,7 +303,8 @@ std::map<std::string, MergedProduct> merged_products(const Lora& lora) {
                                     .scale = lora.settings.scale(),
                                     .out_begin = weight.out_begin,
                                     .in_begin = weight.in_begin,
-                                    .in_out = weight.in_out};
+                                    .in_out = weight.in_out,
+                                    .magnitude = lora.settings.dora ? layer.magnitude() : ""};
     }
   }
   return products;
@@ -295,8 +313,8 @@ std::map<std::string, MergedProduct> merged_products(const Lora& lora) {
 std::set<std::string> added_parameters(const Lora& lora) {
   std::set<std::string> names;
   for (const auto& layer : lora.layers) {
-    names.insert(layer.a());
-    names.insert(layer.b());
+    const auto added = lora.added(layer);
+    names.insert(added.begin(), added.end());
   }
   return names;
 }

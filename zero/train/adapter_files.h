@@ -20,8 +20,8 @@ inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 inline constexpr const char* kAdapterLabels = "labels.json";
 
 /// Reads the settings of a peft folder. Throws CheckpointError, which names the file, where it
-/// cannot be read, and for a key that changes the model in a way that is not computed here:
-/// `use_dora`, biases, ranks by pattern, layers by number, and every key that is not known and has
+/// cannot be read, and for a key that changes the model in a way that is not computed here: biases,
+/// ranks by pattern, layers by number, and every key that is not known and has
 /// a value.
 LoraSettings read_adapter_config(const std::string& folder);
 
@@ -39,10 +39,10 @@ struct SaveAdapterOptions {
   std::vector<std::string> labels{};  ///< names of classes; empty: the model has none
 };
 
-/// Writes the adapter as peft does: A and B of each layer, and the parameters of `modules_to_save`,
-/// in fp32, under "base_model.model." and their paths. Rank 0 writes to the folder, which exists,
-/// with one tensor in memory; each file is whole or absent. Collective. Throws CheckpointError on
-/// every rank where the disk is full.
+/// Writes the adapter as peft does: A and B of each layer (with DoRA the magnitudes, too), and the
+/// parameters of `modules_to_save`, in fp32, under "base_model.model." and their paths. Rank 0
+/// writes to the folder, which exists, with one tensor in memory; each file is whole or absent.
+/// Collective. Throws CheckpointError on every rank where the disk is full.
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
                   const SaveAdapterOptions& options = {});
 
@@ -50,6 +50,11 @@ void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
 /// tensor at a time. Collective. Throws CheckpointError, and changes nothing, where the file lacks
 /// one, has others, or one has another shape.
 void load_adapter(Engine& engine, const Lora& lora, const std::string& folder);
+
+/// Sets the magnitudes of DoRA to the lengths of the rows of the weights, which have been read
+/// after add_lora (NamedTensors::values_follow): the model then computes what it did without the
+/// adapter. Every rank holds a weight at a time. Without DoRA it does nothing. Collective.
+void begin_magnitudes(Engine& engine, const Lora& lora);
 
 /// Returns SavePretrainedOptions::merged for an adapter, with which save_pretrained writes a model
 /// without one that computes the same.

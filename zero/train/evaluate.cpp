@@ -132,6 +132,13 @@ Options program_of(const EvaluateOptions& options) {
     program.from = base_model_of(options.from);
     program.lora.adapter = options.from;
   }
+  program.lora.quantize_base = options.quantize_base;
+  if (options.quantize_base != BaseFormat::as_they_are && !program.lora.on()) {
+    throw ConfigError(
+        fmt::format("--lora-quantize-base says what an adapter was trained on, and {} is no folder "
+                    "of an adapter. Give one (--adapter), or leave the option out.",
+                    options.from));
+  }
   program.data = options.data;
   program.task = options.task;
   program.mask_token = options.mask_token;

@@ -16,6 +16,8 @@ namespace zero::train {
 struct EvaluateOptions {
   std::string from{};     ///< a Hugging Face folder, or one of a peft adapter that names its model
   std::string adapter{};  ///< a peft folder, or empty
+  /// The format of the weights beneath the adapter: as it was trained.
+  BaseFormat quantize_base = BaseFormat::as_they_are;
   /// Tokens, a folder of `zero data prepare` (its validation split), or a text or JSON lines
   /// (.jsonl), which are encoded with the tokenizer.json of `from`.
   std::string data{};

@@ -136,7 +136,7 @@ StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, i
     matrix_elements += rows * columns;
     matrix_sides += rows + columns;
   }
-  const auto counts = count_parameters(options, sizes);
+  const auto counts = count_parameters(options, sizes).by_memory(config.parameter_bytes());
   return {.parameters = counts.all,
           .frozen = counts.frozen,
           .largest_parameter = sizes.largest_parameter(),

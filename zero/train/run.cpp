@@ -53,14 +53,15 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   const auto& config = settings.engine;
   const auto& options = settings.program;
   const auto sizes = model_config(options, data);
-  const auto counts = count_parameters(options, *sizes);
+  const auto built = count_parameters(options, *sizes);
+  const auto counts = built.by_memory(config.parameter_bytes());
   const int64_t parameters = counts.all;
   check_budget(config, parameters, group.size(), counts.frozen);
   // The model is built on disk if its parameters will live there, or if it does not fit in memory
   // as a whole.
   // A model whose weights come from files takes no memory before they are read.
   const bool without_values = values_follow(options);
-  const double whole = bytes_to_build(parameters, group);
+  const double whole = bytes_to_build(built.all, group);
   const bool on_disk =
       !without_values && (config.offload_param.device == OffloadDevice::nvme ||
                           (!config.nvme_folders().empty() &&
@@ -183,6 +184,7 @@ void begin_weights(Run& run) {
   const auto& options = run.options;
   if (!options.from.empty())
     run.weights_report = load_weights(*run.engine, *run.model, run.lora, options.from, true);
+  if (run.lora && options.lora.adapter.empty()) begin_magnitudes(*run.engine, *run.lora);
   if (options.lora.adapter.empty()) return;
   load_adapter(*run.engine, *run.lora, options.lora.adapter);
   run.weights_report +=
@@ -240,7 +242,8 @@ RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& change
   if (const auto trained = describe_trained(model->module(), lora); !trained.empty())
     run.weights +=
         fmt::format("{}; {}", run.weights.empty() ? "random initial weights" : "", trained);
-  run.parameters = engine->parameter_count();
+  const auto counts = count_parameters(model->module());
+  run.parameters = engine->parameter_count() + counts.packed - counts.packed_bytes;
   run.model_description = sizes.description();
   run.vocabulary = sizes.vocab_size();
   run.dtype = config.fp16 ? "fp16" : config.bf16 ? "bf16" : "fp32";

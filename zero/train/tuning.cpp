@@ -1,5 +1,7 @@
 #include "zero/train/tuning.h"
 
+#include <ATen/ceil_div.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +9,7 @@
 
 #include "zero/base/error.h"
 #include "zero/models/layers/initial_values.h"
+#include "zero/models/lora/quantised_base.h"
 #include "zero/train/adapter_files.h"
 
 namespace zero::train {
@@ -18,6 +21,7 @@ LoraSettings settings_of(const LoraOptions& options) {
           .alpha = options.alpha,
           .rslora = options.rslora,
           .dropout = options.dropout,
+          .dora = options.dora,
           .targets = NamePattern::parse(options.targets),
           .modules_to_save = NamePattern::parse(options.modules_to_save).names};
 }
@@ -43,6 +47,7 @@ std::optional<Lora> choose_trained(LanguageModel& model, const Options& options)
         "a copy of it alone. Leave it out, or untie them (tie_word_embeddings in config.json).",
         tied, name));
   }
+  if (options.lora.quantize_base == BaseFormat::nf4) quantise_frozen(module);
   return lora;
 }
 
@@ -52,12 +57,24 @@ void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options) 
     sizes.set_head(Head::classes, std::move(labels));
 }
 
+ParameterCounts ParameterCounts::by_memory(int64_t element_bytes) const {
+  const int64_t instead = at::ceil_div(packed_bytes, element_bytes);
+  return {.all = all - packed + instead, .frozen = frozen - packed + instead};
+}
+
 ParameterCounts count_parameters(const torch::nn::Module& model) {
   ParameterCounts counts;
   for (const auto& parameter : model.parameters()) {
     counts.all += parameter.numel();
     if (!parameter.requires_grad()) counts.frozen += parameter.numel();
   }
+  const auto by_name = model.named_parameters();
+  for (const auto& [name, sizes] : quantised_weights(model)) {
+    counts.packed += c10::multiply_integers(sizes);
+    counts.packed_bytes += by_name[name].numel();
+  }
+  counts.all += counts.packed - counts.packed_bytes;
+  counts.frozen += counts.packed - counts.packed_bytes;
   return counts;
 }
 
@@ -75,6 +92,11 @@ std::string describe_trained(const torch::nn::Module& model, const std::optional
   auto trained =
       fmt::format("{} of {} parameters are trained", counts.all - counts.frozen, counts.all);
   if (!lora) return trained;
+  if (counts.packed > 0) {
+    trained += fmt::format(
+        ", {} are kept in NF4 ({:.3f} bits each)", counts.packed,
+        8 * static_cast<double>(counts.packed_bytes) / static_cast<double>(counts.packed));
+  }
   return fmt::format("LoRA of rank {} in {} layers, {}", lora->settings.rank, lora->layers.size(),
                      trained);
 }

@@ -11,8 +11,9 @@
 
 namespace zero::train {
 
-/// Adds the adapter of the options, or freezes what they name. Returns the adapter. Throws
-/// ConfigError as add_lora and freeze do, and where a module that is trained whole is tied to
+/// Adds the adapter of the options, and quantises what is frozen beneath it if they say so; or
+/// freezes what they name. Returns the adapter. Throws ConfigError as add_lora, quantise_frozen and
+/// freeze do, and where a module that is trained whole is tied to
 /// another, and CheckpointError for a folder that holds no adapter.
 std::optional<Lora> choose_trained(LanguageModel& model, const Options& options);
 
@@ -23,8 +24,14 @@ void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options);
 struct ParameterCounts {
   int64_t all = 0;
   int64_t frozen = 0;
+  int64_t packed = 0;        ///< those of the frozen ones that are kept in NF4
+  int64_t packed_bytes = 0;  ///< what they take
+
+  /// Returns the same counts with as many elements of `element_bytes` in place of the packed ones
+  /// as take their bytes: formulas of memory count elements of one dtype.
+  ParameterCounts by_memory(int64_t element_bytes) const;
 };
-/// Counts elements of parameters.
+/// Counts elements of parameters; a packed weight has those of its matrix.
 ParameterCounts count_parameters(const torch::nn::Module& model);
 /// Returns the counts of the model that a run builds of these sizes, without building its values.
 /// Throws as choose_trained.

@@ -15,6 +15,7 @@
 #include "zero/checkpoint/weight_files.h"
 #include "zero/comm/agreement.h"
 #include "zero/engine/pretrained.h"
+#include "zero/models/lora/quantised_base.h"
 #include "zero/train/adapter_files.h"
 
 namespace zero::train {
@@ -61,6 +62,7 @@ void remove(Engine& engine, const std::filesystem::path& folder,
 void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
                    const std::filesystem::path& folder, const WeightsOrigin& origin) {
   SavePretrainedOptions options{.places = model.export_places(),
+                                .nf4 = quantised_weights(model.module()),
                                 .config_json = model.config().to_json()};
   if (lora) options.merged = merged_products(*lora);
   save_pretrained(engine, folder.string(), options);
@@ -94,7 +96,9 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
 
 std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
                          const std::string& path, bool new_head) {
-  PretrainedOptions options{.places = model.export_places(), .tied = model.tied_names()};
+  PretrainedOptions options{.places = model.export_places(),
+                            .tied = model.tied_names(),
+                            .nf4 = quantised_weights(model.module())};
   const auto head = new_head ? model.head_parameters() : std::set<std::string>();
   options.added = head;
   if (lora) {

@@ -14,6 +14,7 @@
 #include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/matmul.h"
+#include "zero/models/layers/nf4_weight.h"
 
 namespace zero {
 namespace {
@@ -145,6 +146,46 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
   }
 };
 
+/// Multiplies by a frozen matrix in NF4.
+class Nf4Linear : public torch::autograd::Function<Nf4Linear> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& packed,
+                            const std::optional<at::Tensor>& bias, int64_t out, bool transposed) {
+    keep(context, {}, packed, bias, transposed);
+    context->saved_data["in"] = x.size(1);
+    context->saved_data["out"] = out;
+    return product(x, matrix(packed, x.size(1), out, transposed, x.scalar_type()),
+                   as(bias.value_or(at::Tensor()), x));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const Kept kept(context);
+    const auto dy = gradients[0].contiguous();
+    variable_list of(5);
+    if (kept.wanted.x) {
+      const auto back =
+          matrix(kept.weight, context->saved_data.at("in").toInt(),
+                 context->saved_data.at("out").toInt(), kept.transposed, dy.scalar_type())
+              .t();
+      of[0] = at::GradMode::is_enabled() ? at::mm(dy, back) : product(dy, back);
+    }
+    if (kept.wanted.bias && at::GradMode::is_enabled()) {
+      of[2] = dy.sum(0).to(kept.bias.scalar_type());
+    } else if (kept.wanted.bias) {
+      of[2] = gradient_place(kept.bias);
+      column_sums_into(of[2], dy);
+    }
+    return of;
+  }
+
+ private:
+  // (in, out)
+  static at::Tensor matrix(const at::Tensor& packed, int64_t in, int64_t out, bool transposed,
+                           at::ScalarType dtype) {
+    return transposed ? nf4_values(packed, out, in, dtype).t() : nf4_values(packed, in, out, dtype);
+  }
+};
+
 // Throws unless all have one dtype; autocast casts fp32 and 16 bits alone.
 void check_dtypes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   std::optional<at::ScalarType> cast) {
@@ -161,28 +202,39 @@ void check_dtypes(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                      : std::string("no bias")));
 }
 
-// (..., in) as (rows, in), and what comes of it as (..., out).
-template <class Function>
-at::Tensor by_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                   WeightLayout layout) {
-  const bool transposed = layout == WeightLayout::out_in;
+std::optional<at::Tensor> optional_of(const at::Tensor& bias) {
+  return bias.defined() ? std::optional(bias) : std::nullopt;
+}
+
+// Calls apply(rows) with (..., in) as (rows, in), cast; returns what comes of it as (..., out).
+template <class Apply>
+at::Tensor by_rows(const at::Tensor& x, int64_t out, std::optional<at::ScalarType> dtype,
+                   const Apply& apply) {
   auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(transposed ? 0 : 1);
-  const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  const auto dtype = autocast_dtype(x);
-  check_dtypes(x, weight, bias, dtype);
+  sizes.back() = out;
   const auto rows = x.reshape({-1, x.size(-1)}).contiguous();
   // Inside everything has the dtype that it shall have.
   const auto cast = dtype ? rows.to(*dtype) : rows;
   const Autocast no_more(std::nullopt, x.device().type());
-  return Function::apply(cast, weight, optional_bias, transposed).view(sizes);
+  return apply(cast).view(sizes);
+}
+
+template <class Function>
+at::Tensor by_whole_weight(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                           WeightLayout layout) {
+  const bool transposed = layout == WeightLayout::out_in;
+  const auto dtype = autocast_dtype(x);
+  check_dtypes(x, weight, bias, dtype);
+  return by_rows(x, weight.size(transposed ? 0 : 1), dtype, [&](const at::Tensor& rows) {
+    return Function::apply(rows, weight, optional_of(bias), transposed);
+  });
 }
 
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout) {
-  return by_rows<Linear>(x, weight, bias, layout);
+  return by_whole_weight<Linear>(x, weight, bias, layout);
 }
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -190,7 +242,16 @@ at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::
   const auto dtype = autocast_dtype(x);
   const auto cast = dtype ? x.to(*dtype) : x;
   if (!has_tanh_gelu_kernel(cast)) return linear(tanh_gelu(cast), weight, bias, layout);
-  return by_rows<GeluLinear>(cast, weight, bias, layout);
+  return by_whole_weight<GeluLinear>(cast, weight, bias, layout);
+}
+
+at::Tensor nf4_linear(const at::Tensor& x, const at::Tensor& packed, int64_t out,
+                      const at::Tensor& bias, WeightLayout layout) {
+  const auto dtype = autocast_dtype(x);
+  if (bias.defined()) check_dtypes(x, bias, bias, dtype);
+  return by_rows(x, out, dtype, [&](const at::Tensor& rows) {
+    return Nf4Linear::apply(rows, packed, optional_of(bias), out, layout == WeightLayout::out_in);
+  });
 }
 
 }  // namespace zero

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace zero {
 
 /// How a linear layer's weight lies.
@@ -25,5 +27,11 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// second derivative).
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        WeightLayout layout = WeightLayout::out_in);
+
+/// Returns linear(x, W, bias, layout) of a frozen W, whose bytes in NF4 are `packed`
+/// (nf4_weight.h). `out` is the width of the result. Forward and backward each read W back, in the
+/// dtype of the product, for themselves. Throws ConfigError for bytes of another matrix.
+at::Tensor nf4_linear(const at::Tensor& x, const at::Tensor& packed, int64_t out,
+                      const at::Tensor& bias, WeightLayout layout = WeightLayout::out_in);
 
 }  // namespace zero

@@ -10,6 +10,7 @@
 #include "zero/base/error.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/initial_values.h"
+#include "zero/models/layers/nf4_weight.h"
 
 namespace zero {
 
@@ -36,14 +37,40 @@ void ProjectionImpl::make_weights() {
     return;
   }
   const bool in_out = layout == WeightLayout::in_out;
-  weight = register_parameter("weight",
-                              normal_values({in_out ? in : out, in_out ? out : in}, deviation));
+  const auto values = normal_values({in_out ? in : out, in_out ? out : in}, deviation);
+  weight = register_parameter("weight", quantised_ ? nf4_packed(values) : values, /*requires_grad=*/
+                              !quantised_);
   if (has_bias) bias = register_parameter("bias", at::zeros({out}));
 }
 
 void ProjectionImpl::attach(LowRankOptions options) {
-  const auto& like = tiles ? tiles->weights.front() : weight;
-  low_rank_.emplace(*this, options_.in, options_.out, options, like.options().requires_grad(false));
+  if (!quantised_)
+    product_ = (tiles ? tiles->weights.front() : weight).options().requires_grad(false);
+  if (options.magnitude && tiles) {
+    throw ConfigError(
+        "A linear layer in tiles has no magnitudes (DoRA): a tile does not have whole rows. Leave "
+        "the tiles out (--tile-elements).");
+  }
+  at::Tensor lengths;
+  if (options.magnitude && !has_absent_values(weight)) {
+    const c10::NoGradGuard no_grad;
+    lengths = row_lengths(whole_weight());
+  }
+  low_rank_.emplace(*this, options_.in, options_.out, options, product_, lengths);
+}
+
+// (out, in), in fp32 where it is quantised
+at::Tensor ProjectionImpl::whole_weight() const {
+  const bool in_out = this->in_out();
+  const auto whole = quantised_ ? nf4_values(weight, in_out ? options_.in : options_.out,
+                                             in_out ? options_.out : options_.in, at::kFloat)
+                                : weight;
+  return in_out ? whole.t() : whole;
+}
+
+at::Tensor ProjectionImpl::own_product(const at::Tensor& x, const at::Tensor& with_bias) const {
+  return quantised_ ? nf4_linear(x, weight, options_.out, with_bias, options_.layout)
+                    : linear(x, weight, with_bias, options_.layout);
 }
 
 void ProjectionImpl::adapt(const LowRankOptions& options) {
@@ -59,17 +86,34 @@ std::vector<AdaptedWeight> ProjectionImpl::adapted_weights() const {
 }
 
 at::Tensor ProjectionImpl::forward(const at::Tensor& x) {
-  const auto y = tiles ? tiles(x) : linear(x, weight, bias, options_.layout);
-  return low_rank_ ? low_rank_->add_to(y, x, is_training()) : y;
+  const auto y = tiles ? tiles(x) : own_product(x, bias);
+  if (!low_rank_) return y;
+  return low_rank_->add_to(
+      y, x, is_training(),
+      {.bias = bias,
+       .weight = [this] { return whole_weight(); },
+       .product = [this](const auto& of) { return own_product(of, at::Tensor()); }});
 }
 
 at::Tensor ProjectionImpl::forward_of_gelu(const at::Tensor& x) {
-  if (low_rank_) return forward(tanh_gelu(x));
+  if (low_rank_ || quantised_) return forward(tanh_gelu(x));
   return tiles ? tiles(tanh_gelu(x)) : gelu_linear(x, weight, bias, options_.layout);
 }
 
+void ProjectionImpl::quantise() {
+  if (tiles) {
+    throw ConfigError(
+        "A linear layer in tiles cannot be quantised. Leave the tiles out (--tile-elements).");
+  }
+  if (std::exchange(quantised_, true)) return;
+  if (!low_rank_) product_ = weight.options().requires_grad(false);
+  weight = parameters_["weight"] = nf4_packed(weight);  // it keeps its place in the order
+  if (low_rank_ && low_rank_->options().magnitude && !has_absent_values(weight))
+    low_rank_->begin_magnitudes(row_lengths(whole_weight()));
+}
+
 bool ProjectionImpl::tile(int64_t max_elements) {
-  if (tiles || weight.numel() <= max_elements) return false;
+  if (quantised_ || tiles || weight.numel() <= max_elements) return false;
   const auto whole = std::exchange(weight, at::Tensor());
   const auto whole_bias = std::exchange(bias, at::Tensor());
   parameters_.clear();

@@ -40,6 +40,11 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
   /// Returns forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
   at::Tensor forward_of_gelu(const at::Tensor& x);
   bool tile(int64_t max_elements) override;
+  /// Freezes the weight in 4 bits: `weight` becomes the bytes of its matrix in NF4
+  /// (zero::nf4_packed), and the layer reads it back for each product. Throws ConfigError for a
+  /// layer in tiles. Does nothing a second time.
+  void quantise();
+  bool quantised() const { return quantised_; }
   const ProjectionOptions& options() const { return options_; }
 
   void adapt(const LowRankOptions& options) override;
@@ -48,16 +53,20 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
   bool in_out() const override { return options_.layout == WeightLayout::in_out; }
   std::vector<AdaptedWeight> adapted_weights() const override;
 
-  at::Tensor weight;           ///< as `layout` says; undefined in tiles
+  at::Tensor weight;           ///< as `layout` says; undefined in tiles; bytes after `quantise`
   at::Tensor bias;             ///< (out); undefined in tiles, and where there is none
   TiledLinear tiles{nullptr};  ///< in place of both
 
  private:
   void make_weights();
   void attach(LowRankOptions options);  // a copy: those of the product before go with it
+  at::Tensor own_product(const at::Tensor& x, const at::Tensor& with_bias) const;
+  at::Tensor whole_weight() const;
 
   ProjectionOptions options_;
   int64_t tile_elements_ = 0;  // 0: whole
+  bool quantised_ = false;
+  at::TensorOptions product_;  // of the low-rank matrices
   std::optional<LowRank> low_rank_;
 };
 TORCH_MODULE(Projection);

@@ -69,6 +69,8 @@ void TiledLinearImpl::attach(LowRankOptions options) {
 
 void TiledLinearImpl::adapt(const LowRankOptions& options) {
   if (low_rank_) throw ConfigError("A TiledLinear was given LoRA a second time.");
+  if (options.magnitude)
+    throw ConfigError("A TiledLinear has no magnitudes (DoRA): a tile does not have whole rows.");
   attach(options);
 }
 

@@ -147,14 +147,26 @@ std::vector<Found> targets_of(const nn::Module& root, const std::vector<Found>& 
                               const LoraSettings& settings) {
   const auto pattern = settings.targets.empty() ? usual_targets(modules) : settings.targets;
   Matcher matcher(pattern, settings.prefix);
+  Matcher saved({.names = settings.modules_to_save}, settings.prefix);
+  std::string saved_path;  // of the saved module that was met last; those below follow it
   std::vector<Found> targets;
   for (const auto& found : modules) {
-    const bool wanted = pattern.all_linear ? is_linear(found) : matcher.matches(found.path);
+    if (saved.matches(found.path)) saved_path = found.path + ".";
+    const bool is_saved = !saved_path.empty() && (found.path + ".").starts_with(saved_path);
+    const bool wanted =
+        pattern.all_linear ? is_linear(found) && !is_saved : matcher.matches(found.path);
     if (!wanted) continue;
     if (!is_linear(found)) {
       throw ConfigError(
           fmt::format("LoRA's target '{}' is no linear layer, but a {}. Name linear layers.",
                       found.path, c10::demangle(typeid(*found.module).name())));
+    }
+    const auto* own = dynamic_cast<Adaptable*>(found.module);
+    if (settings.dora && own != nullptr && own->adapted_weights().front().name != "weight") {
+      throw ConfigError(fmt::format(
+          "DoRA's target '{}' is in tiles, which do not have whole rows. Leave the tiles out "
+          "(--tile-elements).",
+          found.path));
     }
     targets.push_back(found);
   }
@@ -265,8 +277,15 @@ void LoraSettings::validate() const {
 
 int64_t Lora::elements() const {
   int64_t sum = 0;
-  for (const auto& layer : layers) sum += settings.rank * (layer.in + layer.out);
+  for (const auto& layer : layers)
+    sum += settings.rank * (layer.in + layer.out) + (settings.dora ? layer.out : 0);
   return sum;
+}
+
+std::vector<std::string> Lora::added(const LoraLayer& layer) const {
+  std::vector names{layer.a(), layer.b()};
+  if (settings.dora) names.push_back(layer.magnitude());
+  return names;
 }
 
 Lora add_lora(torch::nn::Module& root, const LoraSettings& settings) {
@@ -295,7 +314,10 @@ Lora add_lora(torch::nn::Module& root, const LoraSettings& settings) {
   for (const auto& target : targets) {
     if (!done.insert(target.module).second) continue;
     auto& layer = dynamic_cast<Adaptable&>(*target.module);
-    layer.adapt({.rank = settings.rank, .scale = settings.scale(), .dropout = settings.dropout});
+    layer.adapt({.rank = settings.rank,
+                 .scale = settings.scale(),
+                 .dropout = settings.dropout,
+                 .magnitude = settings.dora});
     lora.in_out = lora.in_out || layer.in_out();
     LoraLayer added{target.path, layer.in_features(), layer.out_features(), {}};
     for (const auto& part : layer.adapted_weights()) {

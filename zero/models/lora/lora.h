@@ -1,6 +1,7 @@
 // LoRA (Hu et al., arXiv 2106.09685) as a change of a model: the weights that it has are frozen,
-// and linear layers get products of two thin matrices, which are trained. The names, the initial
-// values and the choice of layers are peft's.
+// and linear layers get products of two thin matrices, which are trained; with DoRA also the
+// lengths of their rows (Note [DoRA] in layers/low_rank.h). The names, the initial values and the
+// choice of layers are peft's.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -18,7 +19,8 @@ struct NamePattern {
   std::vector<std::string> names{};
   /// A regular expression of ECMAScript, which must match the whole path. In place of `names`.
   std::string expression{};
-  /// All linear layers (peft's "all-linear"; output projections of libzero's models are none).
+  /// All linear layers but those in `modules_to_save` (peft's "all-linear"; output projections of
+  /// libzero's models are none).
   bool all_linear = false;
 
   /// Reads "all-linear", names that are separated by commas, or a regular expression, which is told
@@ -35,6 +37,7 @@ struct LoraSettings {
   double alpha = 8;     ///< the product counts alpha / rank times
   bool rslora = false;  ///< alpha / sqrt(rank) times instead (arXiv 2312.03732)
   double dropout = 0;   ///< the probability, in training, at the input of the product
+  bool dora = false;    ///< rows have magnitudes: Note [DoRA] in layers/low_rank.h
   /// The linear layers. Empty: those that peft takes, which are called q_proj and v_proj, c_attn,
   /// or query and value.
   NamePattern targets{};
@@ -57,7 +60,7 @@ struct LoraWeight {
 };
 
 /// A layer that has a product: the parameters `path`.lora_A.weight (rank, in) and
-/// `path`.lora_B.weight (out, rank).
+/// `path`.lora_B.weight (out, rank), and with DoRA `path`.lora_magnitude_vector (out).
 struct LoraLayer {
   std::string path;
   int64_t in = 0, out = 0;
@@ -65,6 +68,7 @@ struct LoraLayer {
 
   std::string a() const { return path + ".lora_A.weight"; }
   std::string b() const { return path + ".lora_B.weight"; }
+  std::string magnitude() const { return path + ".lora_magnitude_vector"; }
 };
 
 /// A model's adapter: what add_lora has added.
@@ -76,6 +80,8 @@ struct Lora {
 
   /// Returns the number of parameters' elements that are trained in the layers.
   int64_t elements() const;
+  /// Returns the names of the parameters that a layer has got.
+  std::vector<std::string> added(const LoraLayer& layer) const;
 };
 
 /// Freezes all parameters below `root` and adds LoRA to the layers that `settings` choose:
