@@ -22,9 +22,9 @@ STATES = ("parameters", "gradients", "optimizer")
 BATCH = 8  # samples of a rank and a step
 # dtype, stage, samples of a micro-batch, and what is special
 SETTINGS: dict[int, list[tuple[str, int, int, str]]] = {
-    1: [("fp32", 0, 8, ""), ("bf16", 0, 8, ""), ("fp32", 0, 4, ""), ("bf16", 0, 8, "optimizer on disk"), ("fp32", 3, 8, "all on disk")],
+    1: [("fp32", 0, 8, ""), ("bf16", 0, 8, ""), ("bf16", 0, 8, "optimizer on disk"), ("fp32", 3, 8, "all on disk")],
     2: [("fp32", 0, 8, ""), ("bf16", 1, 8, ""), ("fp32", 2, 4, ""), ("bf16", 3, 8, ""), ("fp32", 3, 8, "recomputed"), ("bf16", 2, 8, "optimizer on disk"),
-        ("fp32", 1, 8, "8-bit")],
+        ("fp32", 3, 8, "all on disk"), ("fp32", 1, 8, "8-bit")],
 }  # fmt: skip
 
 

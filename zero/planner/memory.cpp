@@ -1,5 +1,7 @@
 #include "zero/planner/memory.h"
 
+#include <ATen/ceil_div.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -8,7 +10,7 @@
 #include "zero/engine/costs.h"
 #include "zero/engine/plan_units.h"
 #include "zero/engine/reduction_order.h"
-#include "zero/store/disk_tier.h"
+#include "zero/store/file.h"
 
 namespace zero::plan {
 namespace {
@@ -256,6 +258,23 @@ class Playback {
   RankMemory result_;
 };
 
+// Slices of parameters on their way from the disk to a gather: BufferedSlices in
+// engine/disk_slices.cpp. A rank that is alone reads units to their place.
+int64_t read_buffers(const PlannedStep& step, const Config& config) {
+  const int64_t usual = config.unit_bytes / step.grid.shard_group().ranks();
+  int64_t slices = 0;
+  int64_t most = 0;
+  for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
+    const auto& plan = step.units[static_cast<size_t>(u)];
+    if (plan.parameters_at != Tier::disk) continue;
+    ++slices;
+    most = std::max(most, step.layout.slice_numel(u) *
+                              static_cast<int64_t>(c10::elementSize(plan.dtype)));
+  }
+  return std::min(slices, config.offload_param.buffer_count + 1) *
+         at::round_up(std::max(most, usual), store::kAlignment);
+}
+
 }  // namespace
 
 TraceOptions trace_options(const Config& config, bool host) {
@@ -288,9 +307,10 @@ RankMemory predict_memory(const Trace& trace, const Config& config,
   if (!alone) playback.hold(Category::communication, kStaging);
   const int64_t disk = disk_bytes(step);
   if (disk > 0) {
-    // Blocks of states on their way: work_of_step in engine/tiers.cpp.
+    // The ledger has them all in one category; a device's are in the host's memory.
     playback.hold(model.own_memory ? Category::host_buffers : Category::offload_buffers,
-                  config.offload_optimizer.buffer_count * store::DiskTier::kBlockNumel * 16);
+                  disk_update_memory(step, config.offload_optimizer.buffer_count) +
+                      (alone ? 0 : read_buffers(step, config)));
   }
   // Passes after the second one are like it.
   for (int i = 0; i < 2; ++i) playback.step(std::min<int64_t>(2, step.passes));

@@ -52,7 +52,8 @@ Answer plan(const Question& question) {
   Table table(question, traces);
   table.answer(kSplit);
   Answer answer;
-  const auto& trace = table.traces.of(table.all.front().config, 1, 0);
+  const auto& first = table.all.front();
+  const auto& trace = table.traces.of(first.config, first.micro_batch, first.recompute);
   answer.bounds = trace.bounds;
   answer.parameters = trace.parameters();
   for (const auto& parameter : trace.model.parameters)

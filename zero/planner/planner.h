@@ -69,7 +69,7 @@ struct Answer {
   std::string helps;           ///< the change that helps it most
   std::string largest_model;   ///< the largest model that the cluster holds
   std::string fewest_devices;  ///< the fewest devices that hold this model
-  std::vector<Bound> bounds;   ///< operators whose memory is not exact
+  std::vector<Bound> bounds;   ///< operators of the first candidate whose memory is not exact
   int64_t parameters = 0;
   int64_t trained = 0;  ///< of them
 
