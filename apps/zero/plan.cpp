@@ -179,8 +179,9 @@ bool print_papers() {
 plan::Cluster cluster_of(const Options& o) {
   constexpr int64_t kRanksHere = 2;
   auto cluster =
-      o.here ? plan::measured_here(o.per_host > 0 ? o.per_host : kRanksHere,
-                                   o.disk_given ? o.nvme_path : "")
+      o.here ? plan::measured_here(
+                   o.per_host > 0 ? o.per_host : kRanksHere,
+                   o.disk_given ? std::vector{o.nvme_path} : std::vector<std::string>())
       : o.hardware.empty()
           ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
           : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);

@@ -117,11 +117,13 @@ void print_plan(const Settings& settings, const Ranks& ranks) {
         "The ranks of this run are on several hosts, and --plan measures one. Plan it by the "
         "figures of its machines: zero plan --hosts, or --hardware.");
   }
-  const auto cluster = plan::measured_here(ranks.size());
-  const auto planned = train::plan_run(settings, ranks.size(), cluster);
+  const auto planned = train::plan_run(settings, ranks.size(), [&](const Config& config) {
+    return plan::measured_here(ranks.size(), config.nvme_folders());
+  });
   const auto& [model, question, run, answer, notes] = planned;
   fmt::print("{}\n{}\nThis run:\n{}\n{}", plan::title(model, question, answer),
-             plan::here_text(cluster), plan::table_text({run}, 1), plan::memory_text(run, "it"));
+             plan::here_text(question.cluster), plan::table_text({run}, 1),
+             plan::memory_text(run, "it"));
   for (const auto& note : notes) fmt::print("{}\n", note);
   if (run.fits()) {
     fmt::print("Its {} steps take {} by these speeds.\n", settings.program.steps,

@@ -93,29 +93,38 @@ TEST(Plan, MeasuresThisMachine) {
 // The plan of a run has the states of that run, and the run then finds an empty place.
 TEST(TrainPlan, SaysWhatTheRunTakesAndWritesNothing) {
   const TrainFolder folder;
-  const std::vector<std::string> options{"--stage",      "2", "--dtype",     "bf16",
-                                         "--accumulate", "2", "--lora-rank", "4"};
-  for (const bool lora : {false, true}) {
-    auto run = options;
-    if (!lora) run.resize(run.size() - 2);
-    auto asks = run;
-    asks.emplace_back("--plan");
-    const auto planned = folder.train(asks);
-    ASSERT_EQ(planned.status, 0) << planned.err;
-    EXPECT_EQ(planned.err, "");
-    EXPECT_THAT(planned.out, HasSubstr("16 sequences of 32 tokens; 2 ranks of this machine"));
-    EXPECT_THAT(planned.out, HasSubstr("stage 2, micro-batch 4 x 2"));
-    EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
-    EXPECT_THAT(planned.out, HasSubstr("ZeRO is"));
-    EXPECT_FALSE(std::filesystem::exists(folder.out()));
-    ASSERT_EQ(folder.train(run).status, 0);
-    const auto held = folder.event("memory").at("per_rank").at(0);
-    for (const auto* state : {"parameters", "gradients", "optimizer"}) {
-      const auto bytes = format_bytes(held.at(state).at("peak").get<double>());
-      EXPECT_THAT(planned.out, HasSubstr(fmt::format("  {:<18} {:>12}\n", state, bytes)));
-    }
-    std::filesystem::remove_all(folder.out());
+  const std::vector<std::string> run{"--stage",      "2", "--dtype",     "bf16",
+                                     "--accumulate", "2", "--lora-rank", "4"};
+  auto asks = run;
+  asks.emplace_back("--plan");
+  const auto planned = folder.train(asks);
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  EXPECT_EQ(planned.err, "");
+  EXPECT_THAT(planned.out, HasSubstr("16 sequences of 32 tokens; 2 ranks of this machine"));
+  EXPECT_THAT(planned.out, HasSubstr("stage 2, micro-batch 4 x 2"));
+  EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
+  EXPECT_THAT(planned.out, HasSubstr("ZeRO is"));
+  EXPECT_FALSE(std::filesystem::exists(folder.out()));
+  ASSERT_EQ(folder.train(run).status, 0);
+  const auto held = folder.event("memory").at("per_rank").at(0);
+  for (const auto* state : {"parameters", "gradients", "optimizer"}) {
+    const auto bytes = format_bytes(held.at(state).at("peak").get<double>());
+    EXPECT_THAT(planned.out, HasSubstr(fmt::format("  {:<18} {:>12}\n", state, bytes)));
   }
+}
+
+// The disk of the run is measured with the machine.
+TEST(TrainPlan, KnowsTheDiskOfTheRun) {
+  const TrainFolder folder;
+  const auto planned = folder.train(
+      {"--plan", "--offload-optimizer", "nvme", "--nvme-path", (folder / "").string()});
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("; a disk of "));
+  EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
+  const auto nowhere =
+      folder.train({"--plan", "--offload-optimizer", "nvme", "--nvme-path", "/nowhere"});
+  EXPECT_NE(nowhere.status, 0);
+  EXPECT_THAT(nowhere.err, HasSubstr("/nowhere"));
 }
 
 TEST(TrainPlan, NamesWhatItCannotUse) {

@@ -268,8 +268,8 @@ int64_t read_buffers(const PlannedStep& step, const Config& config) {
     const auto& plan = step.units[static_cast<size_t>(u)];
     if (plan.parameters_at != Tier::disk) continue;
     ++slices;
-    most = std::max(most, step.layout.slice_numel(u) *
-                              static_cast<int64_t>(c10::elementSize(plan.dtype)));
+    most = std::max(
+        most, step.layout.slice_numel(u) * static_cast<int64_t>(c10::elementSize(plan.dtype)));
   }
   return std::min(slices, config.offload_param.buffer_count + 1) *
          at::round_up(std::max(most, usual), store::kAlignment);

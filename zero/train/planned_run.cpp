@@ -48,21 +48,23 @@ std::vector<std::string> left_out(const Settings& settings) {
 
 }  // namespace
 
-PlannedRun plan_run(const Settings& given, int ranks, plan::Cluster cluster) {
+PlannedRun plan_run(const Settings& given, int ranks,
+                    const std::function<plan::Cluster(const Config&)>& machines) {
   auto settings = completed(given);
   const auto& program = settings.program;
-  if ((program.device == TrainingDevice::cpu) != cluster.device.cpu) {
-    throw ConfigError(fmt::format(
-        "The plan of a run is made for the machine that it is given on, and the speeds of {} are "
-        "not known. Plan it by its figures: zero plan --device or --hardware.",
-        cluster.device.cpu ? "its GPU" : "its processors"));
-  }
   const auto data = open_data(program);
   const std::shared_ptr<LanguageModelConfig> sizes = model_config(program, data);
   (void)task_data(program, data, *sizes, 0, ranks);
   (void)schedule_of(settings);
   auto tiers = choose_tiers(settings.engine, step_size(settings, *sizes, ranks));
   settings.engine = std::move(tiers.config);
+  auto cluster = machines(settings.engine);
+  if ((program.device == TrainingDevice::cpu) != cluster.device.cpu) {
+    throw ConfigError(fmt::format(
+        "The plan of a run is made for the machine that it is given on, and the speeds of {} are "
+        "not known. Plan it by its figures: zero plan --device or --hardware.",
+        cluster.device.cpu ? "its GPU" : "its processors"));
+  }
 
   PlannedRun planned;
   planned.model = model_name(program);

@@ -1,10 +1,13 @@
 // The plan of a run of `zero train`, before it starts: what its step takes of this or of another
 // machine, beside other configurations with steps of as many sequences.
 //
-//   const auto planned = zero::train::plan_run(settings, 2, zero::plan::measured_here(2));
+//   const auto planned = zero::train::plan_run(settings, 2, [](const zero::Config& config) {
+//     return zero::plan::measured_here(2, config.nvme_folders());
+//   });
 //   std::cout << zero::plan::memory_text(planned.run, "this run");
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,10 +26,12 @@ struct PlannedRun {
   std::vector<std::string> notes;
 };
 
-/// Plans a run on `ranks` ranks of the first host of `cluster`, or of all its hosts. The traced
-/// model is the run's: with its adapter, frozen parameters, tiles, dropout and recomputation. Opens
-/// the data, and writes nothing. Throws ConfigError and DataError as the run would, and ConfigError
-/// for a run on a device that is none of the cluster's.
-PlannedRun plan_run(const Settings& settings, int ranks, plan::Cluster cluster);
+/// Plans a run on `ranks` ranks of the machines that `machines` describes, which is called with the
+/// run's configuration once the rest is known to be right. The traced model is the run's: with its
+/// adapter, frozen parameters, tiles, dropout and recomputation. Opens the data, and writes
+/// nothing. Throws ConfigError and DataError as the run would, and ConfigError for a run on a
+/// device that is none of the machines'.
+PlannedRun plan_run(const Settings& settings, int ranks,
+                    const std::function<plan::Cluster(const Config&)>& machines);
 
 }  // namespace zero::train
