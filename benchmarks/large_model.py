@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Loads a Llama of 8 billion parameters on two ranks that together may not hold it twice, and tunes it for a step.
+"""Loads a Llama of 8 billion parameters on two ranks that together may hold it once, and tunes it for a step.
 
-    benchmarks/large_model.py [--program build/release/zero] [--folder FOLDER] [--layers 32] [--limit GB] [--only WORD]
+    benchmarks/large_model.py [--program build/release/zero] [--folder FOLDER] [--layers 32] [--only LoRA|QLoRA]
 
 Writes a folder with the sizes of Llama 3.1 8B (arXiv 2407.21783) and arbitrary bf16 weights: 16 GB, which are deleted at
 the end. Each run trains an adapter of rank 8 for a step, at stage 3 on 2 ranks, in a memory cgroup of its own with that
 limit (the page cache counts, too; it needs the right to make cgroups). Prints the ledger's peaks by category beside the
-formulas, what the cgroup saw, and seconds. docs/fine-tuning.md has what it printed. Only the standard library is used."""
+formulas, the cgroup's peak, and seconds. docs/fine-tuning.md has what it printed. Only the standard library is used."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_s
           "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
           "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
           "torch_dtype": "bfloat16"}
-RUNS = {"LoRA": [], "QLoRA": ["--lora-quantize-base", "nf4"]}
+RUNS = {"LoRA": (17, []), "QLoRA": (8, ["--lora-quantize-base", "nf4"])}  # GiB for both ranks, and options
 
 
 def tensors(layers):
@@ -114,7 +114,6 @@ def main():
     parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path("build/release/zero"))
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()))
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--limit", type=float, default=21, help="GiB for both ranks")
     parser.add_argument("--only", choices=RUNS)
     options = parser.parse_args()
     place = pathlib.Path(tempfile.mkdtemp(dir=options.folder))
@@ -122,10 +121,10 @@ def main():
         count = write_model(place, options.layers)
         (place / "tokens.bin").write_bytes(random.Random(2).randbytes(1 << 16))
         print(f"{count:,} parameters, {2 * count / 2**30:.2f} GiB in bf16")
-        for name, words in RUNS.items():
+        for name, (limit, words) in RUNS.items():
             if options.only in (None, name):
                 print(name)
-                tune(options.program.absolute(), place, place / "run", int(options.limit * 2**30), words)
+                tune(options.program.absolute(), place, place / "run", limit * 2**30, words)
     finally:
         shutil.rmtree(place)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _C, _casts, _compile, _dropped, _options, _state, _tensor, _zero1
+from . import _build, _C, _casts, _compile, _dropped, _options, _state, _tensor, _zero1
 from ._C import ConfigError, Error
 from ._config import check, origin_of, text_of
 from ._group import group as _group
@@ -30,6 +30,7 @@ def shard(
     lenient: bool = False,
     native: bool = True,
     cast_forward_inputs: bool = False,
+    weights: str | os.PathLike[str] | None = None,
     **keywords: Any,
 ) -> ShardedOptimizer:
     """Shards `model`'s states over the ranks, and returns the optimizer that trains it.
@@ -51,13 +52,15 @@ def shard(
     to a norm of 1, as DeepSpeed does; keywords alone clip nothing. `lenient`: what libzero does not have becomes a warning.
     `cast_forward_inputs`: what the model is called with is cast to its dtype, where it is in floating point.
 
-    All ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
+    `weights`: a safetensors file, or a folder as save_pretrained writes it (.bin and .pt files, too), whose values the
+    parameters get. Each rank reads its own part of them, in pieces of 16 MiB. A model that was built within
+    `libzero.init(values=False)` needs it. Without it all ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
     CommError; the model is then as it was."""
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     text = text_of(config, keywords)
     return ShardedOptimizer(
-        model, optimizers, text, group or _group(), lenient, native, origin_of(config), cast_forward_inputs
+        model, optimizers, text, group or _group(), lenient, native, origin_of(config), cast_forward_inputs, weights
     )
 
 
@@ -87,6 +90,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         native: bool,
         origin: str,
         cast_forward_inputs: bool = False,
+        weights: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
@@ -102,6 +106,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 warnings.warn(text, stacklevel=4)
         self.group = group
         self._model = weakref.ref(model)
+        _build.expect_values(model, weights is not None)
         named = _compile.unwrapped(model.named_parameters(remove_duplicate=False))
         names = {id(parameter): name for name, parameter in reversed(named)}
         groups = _options.groups_of(optimizers, names) if optimizers and native else None
@@ -135,7 +140,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         _dropped.end_gone(group)
         buffers = _compile.unwrapped(model.named_buffers(remove_duplicate=False))
-        self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group)
+        self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group, weights is not None)
+        if weights is not None:
+            self._read(os.fspath(weights))
         _dropped.keep(self, self._engine, group)
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
         # What the engine takes for trainable, whatever is frozen later.
@@ -165,6 +172,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._casts = _casts.install(model, settings, cast_forward_inputs)
         for each in optimizers:
             _tensor.guard(each, self)
+
+    def _read(self, weights: str) -> None:
+        try:
+            left_over = self._engine.load_pretrained(weights)
+        except BaseException:
+            self._engine.close()
+            raise
+        if left_over and self.group.rank == 0:
+            some = ", ".join(left_over[:5]) + ", ..." * (len(left_over) > 5)
+            warnings.warn(f"{weights} holds {len(left_over)} tensors that the model does not have: {some}", stacklevel=5)
 
     # --- Training.
 

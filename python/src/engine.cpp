@@ -14,6 +14,7 @@
 #include "zero/base/error.h"
 #include "zero/config/settings.h"
 #include "zero/engine/gathered.h"
+#include "zero/engine/pretrained.h"
 #include "zero/optim/schedule.h"
 #include "zero/paging/pager.h"
 
@@ -65,9 +66,10 @@ std::shared_ptr<comm::Group> carrying(const std::shared_ptr<comm::Group>& group,
 class PyEngine {
  public:
   PyEngine(Named parameters, Named buffers, const py::function& again, const Groups& groups,
-           const PyConfiguration& configuration, const std::shared_ptr<comm::Group>& group) {
+           const PyConfiguration& configuration, const std::shared_ptr<comm::Group>& group,
+           bool values_follow) {
     NamedTensors tensors{std::move(parameters), std::move(buffers), lister(again),
-                         &rethrow_for_python};
+                         &rethrow_for_python, values_follow};
     released([&] {
       const auto& settings = configuration.settings.engine;
       std::vector<ParameterGroup> made;
@@ -245,9 +247,9 @@ void bind_engine(py::module_& module) {
   });
   py::class_<PyEngine>(module, "Engine")
       .def(py::init<Named, Named, const py::function&, const Groups&, const PyConfiguration&,
-                    const std::shared_ptr<comm::Group>&>(),
+                    const std::shared_ptr<comm::Group>&, bool>(),
            py::arg("parameters"), py::arg("buffers"), py::arg("again"), py::arg("groups"),
-           py::arg("configuration"), py::arg("group"))
+           py::arg("configuration"), py::arg("group"), py::arg("values_follow") = false)
       .def_property_readonly("open", &PyEngine::open)
       .def("close", &PyEngine::close)
       .def("backward", waiting(&Engine::backward))
@@ -314,6 +316,10 @@ void bind_engine(py::module_& module) {
       .def("save_full", waiting(&Engine::save_full))
       .def("load_full", waiting(&Engine::load_full))
       .def("load_weights", waiting(&Engine::load_weights))
+      .def("load_pretrained",
+           [](PyEngine& self, const std::string& path) {
+             return released([&] { return load_pretrained(self.get(), path); }).left_over;
+           })
       .def("diverged_parameters",
            [](PyEngine& self) {
              const auto found = released([&] { return self.get().diverged_parameters(); });

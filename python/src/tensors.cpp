@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "binding.h"
+#include "zero/models/layers/initial_values.h"
 #include "zero/paging/page.h"
 #include "zero/paging/pager.h"
 #include "zero/store/build_on_disk.h"
@@ -51,6 +52,9 @@ void bind_tensors(py::module_& module) {
   module.def("is_gathered", [](const at::Tensor& tensor) {
     const auto* page = paging::page_of(tensor);
     return page != nullptr && page->pager->pinned(page->unit);
+  });
+  module.def("absent", [](const at::Tensor& like) {
+    return absent_values(like.sizes(), like.scalar_type());
   });
   py::class_<Pins>(module, "Pins").def("release", [](Pins& pins) {
     released([&] { pins.held.clear(); });
