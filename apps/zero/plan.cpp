@@ -1,6 +1,5 @@
 // `zero plan`: which configurations of ZeRO fit on described machines, and how fast they are.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -14,6 +13,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/models/architectures.h"
 #include "zero/planner/answer_json.h"
+#include "zero/planner/answer_text.h"
 #include "zero/planner/budget.h"
 #include "zero/planner/goodput.h"
 #include "zero/planner/here.h"
@@ -179,8 +179,9 @@ bool print_papers() {
 plan::Cluster cluster_of(const Options& o) {
   constexpr int64_t kRanksHere = 2;
   auto cluster =
-      o.here ? plan::measured_here(o.per_host > 0 ? o.per_host : kRanksHere,
-                                   o.disk_given ? o.nvme_path : "")
+      o.here ? plan::measured_here(
+                   o.per_host > 0 ? o.per_host : kRanksHere,
+                   o.disk_given ? std::vector{o.nvme_path} : std::vector<std::string>())
       : o.hardware.empty()
           ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
           : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
@@ -193,52 +194,6 @@ plan::Cluster cluster_of(const Options& o) {
 }
 
 std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
-
-std::string verdict(const Candidate& c) {
-  if (c.fits()) return "fits";
-  std::vector<std::string> lacks;
-  for (const auto& [bytes, where] :
-       {std::pair(c.device_lacks, "device"), {c.host_lacks, "host"}, {c.disk_lacks, "disk"}}) {
-    if (bytes > 0) lacks.push_back(fmt::format("{} {}", where, format_bytes(bytes)));
-  }
-  return fmt::format("lacks {}", fmt::join(lacks, ", "));
-}
-
-void print_table(const std::vector<Candidate>& candidates, size_t rows) {
-  rows = std::min(rows, candidates.size());
-  size_t width = 0;
-  for (size_t i = 0; i < rows; ++i) width = std::max(width, candidates[i].words().size());
-  fmt::print("\n{:<{}} {:>10} {:>10} {:>10}", "configuration", width, "device", "host", "disk");
-  for (const auto* column : {"step ms", "compute", "gather", "reduce", "offload", "update", "disk"})
-    fmt::print(" {:>8}", column);
-  fmt::print(" {:>10} {:>6}\n", "tokens/s", "MFU");
-  for (size_t i = 0; i < rows; ++i) {
-    const auto& c = candidates[i];
-    fmt::print("{:<{}} {:>10} {:>10} {:>10}", c.words(), width, bytes(c.memory.device),
-               bytes(c.memory.host), bytes(c.memory.disk));
-    if (!c.fits()) {
-      fmt::print("  {}\n", verdict(c));
-      continue;
-    }
-    const auto& t = c.time;
-    for (const double part :
-         {t.seconds, t.compute, t.gather, t.reduce, t.offload, t.update, t.disk})
-      fmt::print(" {:>8.1f}", 1e3 * part);
-    fmt::print(" {:>10.0f} {:>5.1f}%\n", c.tokens_per_second, 100 * c.mfu);
-  }
-}
-
-void print_memory(const Candidate& best) {
-  fmt::print("\nA rank of the first one, by category:\n");
-  for (size_t i = 0; i < kCategories; ++i) {
-    const auto category = static_cast<Category>(i);
-    if (best.memory.of(category) == 0) continue;
-    fmt::print("  {:<18} {:>12}\n", name(category), bytes(best.memory.of(category)));
-  }
-  fmt::print("  {:<18} {:>12}, at {} in {}\n", "all at once", bytes(best.memory.device),
-             best.memory.peak_operator,
-             best.memory.peak_module.empty() ? "the model" : best.memory.peak_module);
-}
 
 Json json_of(const Candidate& c) { return Json::parse(plan::to_json(c)); }
 
@@ -294,12 +249,6 @@ std::optional<plan::Training> training_of(const Options& o, const Candidate& c) 
   return training;
 }
 
-std::string duration(double seconds) {
-  return seconds >= 86400  ? fmt::format("{:.3g} days", seconds / 86400)
-         : seconds >= 3600 ? fmt::format("{:.3g} hours", seconds / 3600)
-                           : fmt::format("{:.3g} minutes", seconds / 60);
-}
-
 void add_training(Json& json, const std::optional<plan::Training>& training) {
   if (!training) return;
   json["training"] = {{"tokens", training->tokens},
@@ -311,7 +260,7 @@ void add_training(Json& json, const std::optional<plan::Training>& training) {
 
 void print_training(const plan::Training& training, bool failures) {
   fmt::print("{:.4g} tokens take {} on {} device{}: {:.4g} device hours{}.{}\n", training.tokens,
-             duration(training.seconds()), training.devices, training.devices == 1 ? "" : "s",
+             plan::duration(training.seconds()), training.devices, training.devices == 1 ? "" : "s",
              training.device_hours(),
              training.price > 0 ? fmt::format(", which cost {:.5g} at {:.4g} each", training.cost(),
                                               training.price)
@@ -333,11 +282,11 @@ Json print_scale(const Options& o, const std::vector<plan::ScalePoint>& points) 
       fmt::print("{:>7}  {:<54} {:>10} {:>9.1f} {:>12.0f} {:>12.0f} {:>5.0f}%{}{}\n", point.ranks,
                  c.words(), bytes(c.memory.device), 1e3 * c.time.seconds, c.tokens_per_second,
                  c.tokens_per_second / static_cast<double>(point.ranks), 100 * point.efficiency,
-                 training ? fmt::format(" {:>12}", duration(training->seconds())) : "",
+                 training ? fmt::format(" {:>12}", plan::duration(training->seconds())) : "",
                  training && priced ? fmt::format(" {:>10.5g}", training->cost()) : "");
     } else {
       fmt::print("{:>7}  {:<54} {:>10}  {}\n", point.ranks, c.words(), bytes(c.memory.device),
-                 verdict(c));
+                 plan::verdict(c));
     }
     Json row = json_of(c);
     row["ranks"] = point.ranks;
@@ -371,28 +320,12 @@ int run(const Arguments& arguments) {
                                 .most_micro_batch = o.most_micro_batch};
   const auto& cluster = question.cluster;
   const auto answer = plan::plan(question);
-  const auto title =
-      fmt::format("{} in {}, {:.1f} M parameters; {} sequences of {} tokens; {} {} on {} host{}",
-                  o.model, question.bf16 && !cluster.device.bf16 ? "fp16" : o.dtype,
-                  static_cast<double>(answer.parameters) * 1e-6, o.batch, o.seq, cluster.ranks(),
-                  o.here ? "ranks of this machine" : cluster.device.name, cluster.hosts,
-                  cluster.hosts == 1 ? "" : "s");
+  const auto title = plan::title(o.model, question, answer);
   fmt::print("{}\n", title);
-  if (o.here) {
-    fmt::print(
-        "A rank of this machine: {:.4g} GFLOP/s in fp32, {:.4g} in bf16; {:.3g} GB/s of memory, "
-        "{:.3g} to other ranks{}; {} for all\n",
-        cluster.device.flops_fp32 * 1e-9, cluster.device.flops * 1e-9,
-        cluster.device.bandwidth * 1e-9, cluster.inside.bandwidth * 1e-9,
-        cluster.nvme > 0 ? fmt::format("; a disk of {:.3g} GB/s", cluster.nvme * 1e-9) : "",
-        format_bytes(cluster.host_memory));
-  }
-  print_table(answer.candidates, static_cast<size_t>(o.rows));
-  if (answer.best().fits()) print_memory(answer.best());
-  fmt::print("\n{}\n{}\n", answer.zero_or_not, answer.binds);
-  for (const auto& sentence : {answer.helps, answer.largest_model, answer.fewest_devices}) {
-    if (!sentence.empty()) fmt::print("{}\n", sentence);
-  }
+  if (o.here) fmt::print("{}", plan::here_text(cluster));
+  fmt::print("\n{}", plan::table_text(answer.candidates, static_cast<size_t>(o.rows)));
+  if (answer.best().fits()) fmt::print("\n{}", plan::memory_text(answer.best(), "the first one"));
+  fmt::print("\n{}", plan::sentences_text(answer));
   const auto failures = failures_of(o, cluster.ranks());
   if (failures) {
     const double interval = plan::best_interval(*failures);
@@ -404,11 +337,7 @@ int run(const Arguments& arguments) {
   }
   if (const auto training = training_of(o, answer.best()))
     print_training(*training, failures.has_value());
-  for (const auto& bound : answer.bounds) {
-    fmt::print("The memory of {} in {} is not exact: {}{}.\n", bound.name,
-               bound.module.empty() ? "the model" : bound.module, bound.why,
-               bound.bytes > 0 ? fmt::format(", at most {}", bytes(bound.bytes)) : "");
-  }
+  fmt::print("{}", plan::bounds_text(answer.bounds));
   Json results = Json::array();
   for (const auto& candidate : answer.candidates) {
     results.push_back(json_of(candidate));

@@ -22,6 +22,8 @@ class Ranks {
   bool launched() const { return job_.size > 1; }
   /// Returns this process's rank, if it is one of them already; else 0.
   int rank() const { return job_.rank; }
+  /// Returns whether a launcher has started them on several hosts.
+  bool across_hosts() const { return job_.across_hosts(); }
   /// Returns whether this is the first of the ranks' processes, or of all that there are so far.
   bool first() const { return job_.rank == 0; }
 

@@ -22,7 +22,10 @@
 #include "zero/comm/group.h"
 #include "zero/comm/job.h"
 #include "zero/config/fields.h"
+#include "zero/planner/answer_text.h"
+#include "zero/planner/here.h"
 #include "zero/train/device.h"
+#include "zero/train/planned_run.h"
 #include "zero/train/resume.h"
 #include "zero/train/trainer.h"
 
@@ -43,7 +46,7 @@ constexpr const char* kDescription =
     "keys for the engine and a section \"train\" for the rest; the command line comes first.";
 
 /// Reads the command line. Returns an exit status where there is nothing left to do.
-std::optional<int> read_command_line(const Arguments& arguments, CommandLine& line) {
+std::optional<int> read_command_line(const Arguments& arguments, CommandLine& line, bool& plans) {
   OptionParser parser("train", kDescription);
   parser.add_option("--config", line.config_file, "JSON file with any of these options")
       ->type_name("FILE");
@@ -51,6 +54,10 @@ std::optional<int> read_command_line(const Arguments& arguments, CommandLine& li
       .add_option("-n,--nproc", line.nproc,
                   "Ranks to start on this host; 1 unless a launcher has started some")
       ->type_name("N");
+  parser.add_flag(
+      "--plan", plans,
+      "Say what the run would take of this machine, beside other configurations, and do "
+      "not train");
   line.add_to(parser);
   return parser.read(arguments);
 }
@@ -103,6 +110,32 @@ std::string dump(const fields::Json& json) {
   return json.dump(-1, ' ', false, fields::Json::error_handler_t::replace);
 }
 
+/// Prints the plan of this run on this machine, which is measured first.
+void print_plan(const Settings& settings, const Ranks& ranks) {
+  if (ranks.across_hosts()) {
+    throw ConfigError(
+        "The ranks of this run are on several hosts, and --plan measures one. Plan it by the "
+        "figures of its machines: zero plan --hosts, or --hardware.");
+  }
+  const auto planned = train::plan_run(settings, ranks.size(), [&](const Config& config) {
+    return plan::measured_here(ranks.size(), config.nvme_folders());
+  });
+  const auto& [model, question, run, answer, notes] = planned;
+  fmt::print("{}\n{}\nThis run:\n{}\n{}", plan::title(model, question, answer),
+             plan::here_text(question.cluster), plan::table_text({run}, 1),
+             plan::memory_text(run, "it"));
+  for (const auto& note : notes) fmt::print("{}\n", note);
+  if (run.fits()) {
+    fmt::print("Its {} steps take {} by these speeds.\n", settings.program.steps,
+               plan::duration(static_cast<double>(settings.program.steps) * run.time.seconds));
+  } else {
+    fmt::print("It does not fit: it {}.\n", plan::verdict(run));
+  }
+  constexpr size_t kRows = 6;
+  fmt::print("\nSteps of as many sequences:\n{}\n{}{}", plan::table_text(answer.candidates, kRows),
+             plan::sentences_text(answer), plan::bounds_text(answer.bounds));
+}
+
 /// Gives `file` the micro-batches with which a step has as many samples on `ranks` as the
 /// configuration `meant` has on `first`. Throws ConfigError where no number of them does.
 void keep_batch(fields::Json& file, const fields::Json& meant, int first, int ranks) {
@@ -119,7 +152,8 @@ void keep_batch(fields::Json& file, const fields::Json& meant, int first, int ra
 
 int train(const Arguments& arguments) {
   CommandLine line;
-  if (const auto status = read_command_line(arguments, line)) return *status;
+  bool plans = false;
+  if (const auto status = read_command_line(arguments, line, plans)) return *status;
   std::string origin = line.config_file;
   std::string text = origin.empty() ? "{}" : fields::read_text(origin);
   // A resumed run goes on as it was: the checkpoint's settings, the file's, the command line's.
@@ -140,7 +174,7 @@ int train(const Arguments& arguments) {
   std::error_code ignored;
   const bool has_copies = MemoryCopies::launcher_folder() &&
                           std::filesystem::exists(train::memory_folder(asked.program), ignored);
-  if (source && ranks.launched() && !has_copies)
+  if (source && ranks.launched() && !has_copies && !plans)
     reading = train::read_ahead(*source, ranks.rank(), ranks.size());
   // The process that only starts the others leaves warnings to the first of them.
   const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
@@ -179,6 +213,10 @@ int train(const Arguments& arguments) {
   settings.program.resume_from = resume.resume_from;
   settings.program.overwrite = resume.overwrite;
   for (const auto& sentence : line.without_effect(settings)) tell(sentence);
+  if (plans) {
+    if (ranks.first()) print_plan(settings, ranks);
+    return 0;
+  }
   // A Ctrl-C at `zero train | tee log` ends tee too; the weights are saved all the same.
   std::signal(SIGPIPE, SIG_IGN);
 

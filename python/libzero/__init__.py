@@ -15,10 +15,11 @@ from ._built import VERSION as __version__
 from ._compile import backend
 from ._group import group
 from ._loss import linear_cross_entropy
+from ._plan import Plan, plan
 from ._shard import Gathered, ShardedOptimizer, gathered, shard
 
 __all__ = [
     "CheckpointError", "CommError", "ConfigError", "Error", "Gathered", "Group", "NotFinite", "OutOfMemory",
-    "ShardedOptimizer", "StoreError", "backend", "checkpoint", "gathered", "group", "init",
-    "linear_cross_entropy", "shard",
+    "Plan", "ShardedOptimizer", "StoreError", "backend", "checkpoint", "gathered", "group", "init",
+    "linear_cross_entropy", "plan", "shard",
 ]  # fmt: skip

@@ -60,6 +60,7 @@ std::string python_text(std::string_view message);
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
 void bind_engine(py::module_& module);
+void bind_plan(py::module_& module);
 void bind_tensors(py::module_& module);
 
 }  // namespace zero::python

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, module) {
   zero::python::bind_errors(module);
   zero::python::bind_group(module);
   zero::python::bind_engine(module);
+  zero::python::bind_plan(module);
   zero::python::bind_tensors(module);
   module.def("linear_cross_entropy", [](const at::Tensor& hidden, const at::Tensor& weight,
                                         const at::Tensor& targets, double label_smoothing,

@@ -1,13 +1,18 @@
-// `zero plan` as a user runs it: its configuration trains, its files are whole, bad input is named.
+// `zero plan` and `zero train --plan` as a user runs them: the configuration trains, files are
+// whole, a run has the states of its plan, bad input is named.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/apps/train_run.h"
 #include "tests/support/run_program.h"
+#include "zero/base/error.h"
 
 namespace zero::test {
 namespace {
@@ -83,6 +88,57 @@ TEST(Plan, MeasuresThisMachine) {
   ASSERT_EQ(again.status, 0) << again.err;
   EXPECT_EQ(nlohmann::json::parse(read_file(json)).at("options").at("cluster").at("flops"),
             cluster.at("flops"));
+}
+
+// The plan of a run has the states of that run, and the run then finds an empty place.
+TEST(TrainPlan, SaysWhatTheRunTakesAndWritesNothing) {
+  const TrainFolder folder;
+  const std::vector<std::string> run{"--stage",      "2", "--dtype",     "bf16",
+                                     "--accumulate", "2", "--lora-rank", "4"};
+  auto asks = run;
+  asks.emplace_back("--plan");
+  const auto planned = folder.train(asks);
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  EXPECT_EQ(planned.err, "");
+  EXPECT_THAT(planned.out, HasSubstr("16 sequences of 32 tokens; 2 ranks of this machine"));
+  EXPECT_THAT(planned.out, HasSubstr("stage 2, micro-batch 4 x 2"));
+  EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
+  EXPECT_THAT(planned.out, HasSubstr("ZeRO is"));
+  EXPECT_FALSE(std::filesystem::exists(folder.out()));
+  ASSERT_EQ(folder.train(run).status, 0);
+  const auto held = folder.event("memory").at("per_rank").at(0);
+  for (const auto* state : {"parameters", "gradients", "optimizer"}) {
+    const auto bytes = format_bytes(held.at(state).at("peak").get<double>());
+    EXPECT_THAT(planned.out, HasSubstr(fmt::format("  {:<18} {:>12}\n", state, bytes)));
+  }
+}
+
+// The disk of the run is measured with the machine.
+TEST(TrainPlan, KnowsTheDiskOfTheRun) {
+  const TrainFolder folder;
+  const auto planned = folder.train(
+      {"--plan", "--offload-optimizer", "nvme", "--nvme-path", (folder / "").string()});
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("; a disk of "));
+  EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
+  const auto nowhere =
+      folder.train({"--plan", "--offload-optimizer", "nvme", "--nvme-path", "/nowhere"});
+  EXPECT_NE(nowhere.status, 0);
+  EXPECT_THAT(nowhere.err, HasSubstr("/nowhere"));
+}
+
+TEST(TrainPlan, NamesWhatItCannotUse) {
+  const TrainFolder folder;
+  for (const auto& [options, says] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--plan", "--stage", "4"}, "stage"},
+           {{"--plan", "--data", "/nowhere.txt"}, "/nowhere.txt"},
+           {{"--plan", "--seq", "4096"}, "at most 64 tokens"},
+           {{"--plan", "--device", "cuda"}, "zero plan --device"}}) {
+    const auto outcome = folder.train(options);
+    EXPECT_NE(outcome.status, 0) << outcome.out;
+    EXPECT_THAT(outcome.err, HasSubstr(says));
+    EXPECT_FALSE(std::filesystem::exists(folder.out()));
+  }
 }
 
 TEST(Plan, NamesWhatItCannotUse) {

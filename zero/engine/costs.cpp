@@ -257,6 +257,10 @@ int64_t disk_bytes(const PlannedStep& step) {
   return sum;
 }
 
+int64_t disk_update_memory(const PlannedStep& step, int64_t buffer_count) {
+  return DiskTier::update_memory(arrays_on_disk(step), buffer_count);
+}
+
 UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
   const auto& unit = step.layout.unit(u);
   const auto& plan = plan_of(step, u);

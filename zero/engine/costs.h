@@ -64,6 +64,8 @@ partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier);
 /// Returns the bytes of this rank's states on its disk: whole pages, twice if an array has two
 /// copies.
 int64_t disk_bytes(const PlannedStep& step);
+/// Returns the bytes of memory that updates of states on disk take, with so many buffers.
+int64_t disk_update_memory(const PlannedStep& step, int64_t buffer_count);
 
 /// One message of a unit, as this rank sends it.
 struct MessageBytes {

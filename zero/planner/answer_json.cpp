@@ -17,6 +17,7 @@ Ordered json_of(const Candidate& c) {
       {"micro_batch", c.micro_batch},
       {"accumulation", c.config.gradient_accumulation_steps},
       {"stage", c.config.stage},
+      {"recomputed", c.recompute > 0},
       {"device_bytes", c.memory.device},
       {"host_bytes", c.memory.host},
       {"disk_bytes", c.memory.disk},
@@ -30,6 +31,7 @@ Ordered json_of(const Candidate& c) {
     json["tokens_per_second"] = c.tokens_per_second;
     json["mfu"] = c.mfu;
   }
+  json["ds_config"] = Ordered::parse(ds_config(c));
   return json;
 }
 

@@ -146,7 +146,11 @@ void Table::fill() {
 }
 
 Candidate Table::make(const Way& way, int64_t micro, int64_t accumulation, int64_t recompute) {
-  Candidate candidate{.config = config_of(question, way, accumulation),
+  return make(config_of(question, way, accumulation), micro, recompute);
+}
+
+Candidate Table::make(const Config& config, int64_t micro, int64_t recompute) {
+  Candidate candidate{.config = config,
                       .ranks = question.cluster.ranks(),
                       .micro_batch = micro,
                       .recompute = recompute};
@@ -211,11 +215,18 @@ void Table::sort() {
 
 void Table::split_times(size_t most) {
   for (size_t i = 0; i < all.size() && all[i].fits(); ++i) {
-    const auto& c = all[i];
-    if (i >= most && !plain(c)) continue;
-    all[i].time =
-        simulate(traces.of(c.config, c.micro_batch, c.recompute), c.config, question.cluster);
+    if (i < most || plain(all[i])) find_parts(all[i]);
   }
+}
+
+void Table::find_parts(Candidate& c) {
+  c.time = simulate(traces.of(c.config, c.micro_batch, c.recompute), c.config, question.cluster);
+}
+
+void Table::time_in_parts(Candidate& candidate) {
+  if (!candidate.fits()) return;
+  time(candidate);
+  find_parts(candidate);
 }
 
 void Table::answer(size_t split) {

@@ -51,6 +51,10 @@ struct Table {
   /// parts.
   void answer(size_t split);
   Candidate make(const Way& way, int64_t micro, int64_t accumulation, int64_t recompute);
+  /// Makes that of a whole configuration.
+  Candidate make(const Config& config, int64_t micro, int64_t recompute);
+  /// Computes the times of a candidate that fits, in parts.
+  void time_in_parts(Candidate& candidate);
 
   const Question& question;
   Traces& traces;
@@ -62,6 +66,7 @@ struct Table {
   void time(Candidate& candidate);
   void sort();
   void split_times(size_t most);
+  void find_parts(Candidate& candidate);
 };
 
 }  // namespace zero::plan

@@ -3,10 +3,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <numeric>
+#include <set>
+#include <system_error>
 
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
@@ -31,13 +35,29 @@ double least_seconds(const Work& work) {
   return least;
 }
 
+/// Returns the bytes that are free on the disks of these folders, each disk once.
+double free_bytes(const std::vector<std::string>& folders) {
+  std::set<dev_t> disks;
+  double bytes = 0;
+  for (const auto& folder : folders) {
+    struct stat status {};
+    if (stat(folder.c_str(), &status) != 0 || !disks.insert(status.st_dev).second) continue;
+    std::error_code ignored;
+    bytes += static_cast<double>(std::filesystem::space(folder, ignored).available);
+  }
+  return bytes;
+}
+
 }  // namespace
 
-Cluster measured_here(int64_t ranks, const std::string& disk_folder) {
+Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders) {
   if (ranks < 1) throw ConfigError(fmt::format("There are {} ranks; give 1 or more.", ranks));
   const auto share = static_cast<double>(ranks);
+  // The disks come first, since their folders may be wrong.
+  const auto disks =
+      disk_folders.empty() ? std::vector<double>() : store::measure_speeds(disk_folders);
   Device device;
-  device.name = "this machine";
+  device.name = kThisMachine;
   device.products = 1;
   device.streams = 1;
   device.cpu = true;
@@ -63,9 +83,9 @@ Cluster measured_here(int64_t ranks, const std::string& disk_folder) {
   cluster.inside.efficiency = 1;
   cluster.host_memory = memory;
   cluster.host_update = device.bandwidth * share;
-  if (!disk_folder.empty()) {
-    const auto speeds = store::measure_speeds({disk_folder});
-    cluster.nvme = std::accumulate(speeds.begin(), speeds.end(), 0.0);
+  if (!disks.empty()) {
+    cluster.nvme = std::accumulate(disks.begin(), disks.end(), 0.0);
+    cluster.nvme_bytes = free_bytes(disk_folders);
   }
   return cluster;
 }

@@ -1,5 +1,7 @@
 #include "zero/planner/memory.h"
 
+#include <ATen/ceil_div.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -8,7 +10,7 @@
 #include "zero/engine/costs.h"
 #include "zero/engine/plan_units.h"
 #include "zero/engine/reduction_order.h"
-#include "zero/store/disk_tier.h"
+#include "zero/store/file.h"
 
 namespace zero::plan {
 namespace {
@@ -103,7 +105,6 @@ class Playback {
     int64_t bucket = 0;   // bytes of the pool's array
     int64_t adopted = 0;  // bytes of a gradient that is its own bucket
     int64_t slice = 0;    // bytes of its sum
-    bool stays = false;   // the sum stays in the gradient's memory
   };
 
   void add(Category category, int64_t bytes) {
@@ -187,29 +188,31 @@ class Playback {
       unit.slice = of_slice;
       add(Category::gradients, of_slice);
     }
-    if (under_way_.unit >= 0) retire();
-    under_way_ = {u, output};
-    if (unit.adopted > 0 && first_ && !below) {
+    retire();
+    // The unit collects in another bucket, if it has gradients before this reduction has ended.
+    under_way_ = {.bucket = std::exchange(unit.bucket, 0),
+                  .adopted = std::exchange(unit.adopted, 0),
+                  .output = output};
+    if (under_way_.adopted > 0 && first_ && !below) {
       // A sum of the gradient's own dtype stays in its memory; another one has memory of its own.
       unit.slice = of_slice;
-      unit.stays = step_.units[static_cast<size_t>(u)].gradient_dtype ==
-                   step_.units[static_cast<size_t>(u)].dtype;
-      if (!unit.stays) add(Category::gradients, of_slice);
+      const bool stays = step_.units[static_cast<size_t>(u)].gradient_dtype ==
+                         step_.units[static_cast<size_t>(u)].dtype;
+      if (stays) {
+        under_way_.stays = of_slice;
+      } else {
+        add(Category::gradients, of_slice);
+      }
     }
   }
 
   // The reduction under way ends.
   void retire() {
-    if (under_way_.unit < 0) return;
-    auto& unit = units_[static_cast<size_t>(under_way_.unit)];
-    if (unit.bucket > 0) free_.insert(unit.bucket);
-    if (unit.adopted > 0) {
-      add(Category::activations, -unit.adopted);
-      if (std::exchange(unit.stays, false)) add(Category::gradients, unit.slice);
-    }
-    if (under_way_.output > 0) free_.insert(under_way_.output);
-    unit.bucket = unit.adopted = 0;
-    under_way_ = {};
+    const auto over = std::exchange(under_way_, {});
+    if (over.bucket > 0) free_.insert(over.bucket);
+    if (over.output > 0) free_.insert(over.output);
+    if (over.adopted > 0) add(Category::activations, -over.adopted);
+    if (over.stays > 0) add(Category::gradients, over.stays);
   }
 
   // --- Gathered units ---
@@ -229,9 +232,11 @@ class Playback {
   }
   void release(int64_t u) { add(Category::gathered_units, -step_.layout.unit(u).bytes()); }
 
-  struct UnderWay {
-    int64_t unit = -1;
+  struct UnderWay {  // bytes
+    int64_t bucket = 0;
+    int64_t adopted = 0;
     int64_t output = 0;
+    int64_t stays = 0;  // of the sum, which stays in the adopted gradient's memory
   };
 
   const Trace& trace_;
@@ -252,6 +257,23 @@ class Playback {
   int64_t host_ = 0;
   RankMemory result_;
 };
+
+// Slices of parameters on their way from the disk to a gather: BufferedSlices in
+// engine/disk_slices.cpp. A rank that is alone reads units to their place.
+int64_t read_buffers(const PlannedStep& step, const Config& config) {
+  const int64_t usual = config.unit_bytes / step.grid.shard_group().ranks();
+  int64_t slices = 0;
+  int64_t most = 0;
+  for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
+    const auto& plan = step.units[static_cast<size_t>(u)];
+    if (plan.parameters_at != Tier::disk) continue;
+    ++slices;
+    most = std::max(
+        most, step.layout.slice_numel(u) * static_cast<int64_t>(c10::elementSize(plan.dtype)));
+  }
+  return std::min(slices, config.offload_param.buffer_count + 1) *
+         at::round_up(std::max(most, usual), store::kAlignment);
+}
 
 }  // namespace
 
@@ -285,9 +307,10 @@ RankMemory predict_memory(const Trace& trace, const Config& config,
   if (!alone) playback.hold(Category::communication, kStaging);
   const int64_t disk = disk_bytes(step);
   if (disk > 0) {
-    // Blocks of states on their way: work_of_step in engine/tiers.cpp.
+    // The ledger has them all in one category; a device's are in the host's memory.
     playback.hold(model.own_memory ? Category::host_buffers : Category::offload_buffers,
-                  config.offload_optimizer.buffer_count * store::DiskTier::kBlockNumel * 16);
+                  disk_update_memory(step, config.offload_optimizer.buffer_count) +
+                      (alone ? 0 : read_buffers(step, config)));
   }
   // Passes after the second one are like it.
   for (int i = 0; i < 2; ++i) playback.step(std::min<int64_t>(2, step.passes));

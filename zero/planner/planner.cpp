@@ -52,7 +52,8 @@ Answer plan(const Question& question) {
   Table table(question, traces);
   table.answer(kSplit);
   Answer answer;
-  const auto& trace = table.traces.of(table.all.front().config, 1, 0);
+  const auto& first = table.all.front();
+  const auto& trace = table.traces.of(first.config, first.micro_batch, first.recompute);
   answer.bounds = trace.bounds;
   answer.parameters = trace.parameters();
   for (const auto& parameter : trace.model.parameters)
@@ -72,6 +73,15 @@ Answer plan(const Question& question) {
   answer.largest_model = largest_model(question);
   answer.fewest_devices = fewest_devices(question, traces);
   return answer;
+}
+
+Candidate evaluate(const Question& question, const Config& config, int64_t micro_batch,
+                   int64_t recompute) {
+  Traces traces(question);
+  Table table(question, traces);
+  auto candidate = table.make(config, micro_batch, recompute);
+  table.time_in_parts(candidate);
+  return candidate;
 }
 
 std::vector<ScalePoint> scale(const Question& question, int64_t first, int64_t last) {

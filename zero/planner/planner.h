@@ -69,7 +69,7 @@ struct Answer {
   std::string helps;           ///< the change that helps it most
   std::string largest_model;   ///< the largest model that the cluster holds
   std::string fewest_devices;  ///< the fewest devices that hold this model
-  std::vector<Bound> bounds;   ///< operators whose memory is not exact
+  std::vector<Bound> bounds;   ///< operators of the first candidate whose memory is not exact
   int64_t parameters = 0;
   int64_t trained = 0;  ///< of them
 
@@ -79,6 +79,12 @@ struct Answer {
 
 /// Answers a question. Throws ConfigError if no micro-batch divides the batch over the ranks.
 Answer plan(const Question& question);
+
+/// Returns what a configuration is on the cluster of `question`, with micro-batches of so many
+/// sequences: its memory, and its times where it fits. `recompute` as in RecomputeSettings::every.
+/// Throws ConfigError as an engine would.
+Candidate evaluate(const Question& question, const Config& config, int64_t micro_batch,
+                   int64_t recompute = 0);
 
 /// A cluster of another size, and the fastest candidate there.
 struct ScalePoint {

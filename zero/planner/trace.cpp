@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 
@@ -42,7 +44,7 @@ struct Recording {
   };
 
   void memory(int64_t bytes) {
-    if (!running) return;
+    if (!running || bytes == 0) return;
     trace.events.push_back({Kind::memory, bytes, op});
     held += bytes;
     if (held <= trace.peak) return;
@@ -70,9 +72,12 @@ struct Recording {
 
   Trace trace;
   bool host = false;
-  bool running = false;    // a step runs: memory counts
-  bool backward = false;   // the step is in backward
-  bool uncounted = false;  // what is allocated now is a gradient's place
+  bool running = false;                 // a step runs: memory counts
+  bool backward = false;                // the step is in backward
+  bool uncounted = false;               // what is allocated now is no memory of the step
+  int depth = 0;                        // operators under way, each called by the one before
+  std::function<void()> rethrow;        // NamedTensors::rethrow
+  std::function<std::string()> reason;  // TraceOptions::reason
   int64_t held = 0;
   int64_t op = 0;
   int64_t module = 0;
@@ -80,6 +85,9 @@ struct Recording {
   std::unordered_map<const c10::StorageImpl*, int64_t> parameters;
   std::vector<int64_t> module_of_parameter;
   std::set<Block*> blocks;  // that live, of this step
+  // Note [Kernels of Python]: those of the kernel under way, which count once it has ended.
+  std::set<Block*>* of_kernel = nullptr;
+  std::unordered_map<c10::OperatorName, bool> python_kernels;
 };
 
 thread_local std::shared_ptr<Recording> recording;
@@ -92,6 +100,7 @@ struct CountedBlock : Recording::Block {
   static void release(void* context) {
     const std::unique_ptr<CountedBlock> block(static_cast<CountedBlock*>(context));
     auto& of = *block->owner;
+    if (of.of_kernel != nullptr && of.of_kernel->erase(block.get()) > 0) return;
     of.blocks.erase(block.get());
     of.memory(-block->bytes);
   }
@@ -107,8 +116,12 @@ class MetaAllocator final : public c10::Allocator {
     block->bytes = recording->rounded(bytes);
     block->op = recording->op;
     block->owner = recording;
-    recording->memory(block->bytes);
-    recording->blocks.insert(block.get());
+    if (recording->of_kernel != nullptr) {
+      recording->of_kernel->insert(block.get());
+    } else {
+      recording->memory(block->bytes);
+      recording->blocks.insert(block.get());
+    }
     return {nullptr, block.release(), &CountedBlock::release, meta};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -157,8 +170,8 @@ double backward_flops(std::string_view name, c10::ArrayRef<const c10::IValue> in
 bool fused_attention(torch::jit::Stack& stack) {
   const size_t first = stack.size() - 8;
   const auto queries = stack[first].toTensor();
-  auto keys = stack[first + 1].toTensor();
-  auto values = stack[first + 2].toTensor();
+  const auto keys = stack[first + 1].toTensor();  // of as many heads or fewer
+  const auto values = stack[first + 2].toTensor();
   const auto mask = stack[first + 3].toOptional<at::Tensor>();
   const double dropout = stack[first + 4].toDouble();
   const bool causal = stack[first + 5].toBool();
@@ -166,11 +179,6 @@ bool fused_attention(torch::jit::Stack& stack) {
   const bool masks = mask && mask->defined();
   if (queries.dim() != 4 || (recording->host && dropout > 0)) return false;
   if (masks && mask->requires_grad()) return false;
-  if (keys.size(1) != queries.size(1)) {
-    const int64_t times = queries.size(1) / keys.size(1);
-    keys = keys.repeat_interleave(times, 1);
-    values = values.repeat_interleave(times, 1);
-  }
   if (recording->host) {
     // Each thread has tiles of scores and a row of sums.
     const int64_t rows = queries.size(2) >= 768 ? 256 : queries.size(2) >= 192 ? 64 : 32;
@@ -226,17 +234,197 @@ void note_bound(Recording& r, std::string_view name, int64_t bytes, const char* 
   if (same == bounds.end()) bounds.push_back({std::string(name), module, bytes, why});
 }
 
-void run_traced(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+// Returns the most bytes that a kernel of recurrent layers keeps for backward besides its results:
+// for each layer and direction its four gates, states and states of cells, and a page at the end of
+// each. oneDNN keeps 62 bytes an element of a result in fp32, and 44 in bf16 (measured, with 256
+// and 128 elements of a state).
+int64_t recurrent_workspace(c10::ArrayRef<const c10::IValue> inputs) {
+  if (inputs.size() != 9 || !inputs[0].isTensor()) return 0;  // packed sequences
+  const auto x = inputs[0].toTensor();
+  const auto states = inputs[1].isTensorList() ? inputs[1].toTensorList().get(0) : at::Tensor();
+  const auto state = inputs[1].isTensor() ? inputs[1].toTensor() : states;
+  if (!state.defined()) return 0;
+  constexpr int64_t kBytes = 64;
+  constexpr int64_t kPages = 32768;
+  const int64_t batch = state.dim() == 3 ? state.size(1) : 1;
+  const int64_t rows = x.numel() / x.size(-1) + batch;
+  return state.size(0) * (kBytes * rows * at::round_up<int64_t>(state.size(-1), 16) + kPages);
+}
+
+// --- Values ---
+
+// Returns whether an operator reads values, which tensors that were made before a trace have.
+bool reads_values(std::string_view name) {
+  constexpr std::array<std::string_view, 4> kReaders{"aten::_local_scalar_dense", "aten::item",
+                                                     "aten::is_nonzero", "aten::equal"};
+  return std::ranges::find(kReaders, name) != kReaders.end();
+}
+
+// Returns whether the operator makes memory that Python's torch fills from numbers without another
+// operator (torch.tensor), in a scope in which it keeps the modes of others away.
+bool filled_by_python(std::string_view name) {
+  return name == "aten::empty" && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Fake) &&
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit);
+}
+
+bool has_values(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_meta() && tensor.layout() == at::kStrided &&
+         !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+// Returns a tensor on meta like one that has values. `keys` are those of the operator that gets it.
+at::Tensor without_values(const at::Tensor& tensor, c10::DispatchKeySet& keys) {
+  keys = keys.remove_backend(tensor.key_set().highestBackendKey()) |
+         c10::DispatchKeySet(c10::BackendComponent::MetaBit);
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+  const bool counted = recording && !std::exchange(recording->uncounted, true);
+  auto like = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                tensor.options().device(c10::DeviceType::Meta));
+  if (counted) recording->uncounted = false;
+  if (tensor.requires_grad() && tensor.is_leaf()) like.set_requires_grad(true);
+  return like;
+}
+
+// Tensors of an operator that were made before the trace give way to such on meta.
+void take_values_away(torch::jit::Stack& stack, size_t first, c10::DispatchKeySet& keys) {
+  for (size_t i = first; i < stack.size(); ++i) {
+    auto& value = stack[i];
+    bool any = false;
+    for_each_tensor(value, [&](const at::Tensor& tensor) { any = any || has_values(tensor); });
+    if (!any) continue;
+    const auto of = [&](const at::Tensor& tensor) {
+      return has_values(tensor) ? without_values(tensor, keys) : tensor;
+    };
+    if (value.isTensor()) {
+      value = of(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> all;
+      for (const at::Tensor& each : value.toTensorList()) all.push_back(of(each));
+      value = std::move(all);
+    } else {
+      c10::List<std::optional<at::Tensor>> all;
+      for (const auto& each : value.toOptionalTensorVector())
+        all.push_back(each ? std::optional(of(*each)) : std::nullopt);
+      value = std::move(all);
+    }
+  }
+}
+
+// Note [Kernels of Python]
+// Python's torch has kernels for meta that are written in Python, and come in place of those of
+// C++. They find the shape of a result by other operators, whose memory no device takes. So memory
+// that such a kernel gives back before it ends does not count. Composite operators call them too;
+// in such a process a trace goes on inside of operators, where it looks for them alone.
+
+bool has_kernels_of_python() {
+  static const bool there = [] {
+    const auto op = c10::Dispatcher::singleton().findSchema({"aten::native_layer_norm", ""});
+    return op && op->hasKernelForDispatchKey(c10::DispatchKey::Meta);
+  }();
+  return there;
+}
+
+bool is_of_python(Recording& r, const c10::OperatorHandle& op) {
+  const auto [found, is_new] = r.python_kernels.try_emplace(op.operator_name(), false);
+  if (!is_new) return found->second;
+  // A kernel of Python says that it was registered at a line of a file of Python's, or of none.
+  const auto table = "\n" + op.dumpComputedTable();
+  const auto line = table.find("\nMeta: ");
+  if (line == std::string::npos) return false;
+  const auto row = std::string_view(table).substr(line + 1, table.find('\n', line + 1) - line - 1);
+  found->second =
+      row.find("/dev/null") != std::string_view::npos || row.find(".py:") != std::string_view::npos;
+  return found->second;
+}
+
+// While it lives, memory counts that is still there at its end.
+class KernelOfPython {
+ public:
+  explicit KernelOfPython(Recording& r) : r_(r) { r_.of_kernel = &made_; }
+  ~KernelOfPython() {
+    r_.of_kernel = nullptr;
+    for (auto* block : made_) {
+      r_.memory(block->bytes);
+      r_.blocks.insert(block);
+    }
+  }
+  KernelOfPython(const KernelOfPython&) = delete;
+  KernelOfPython& operator=(const KernelOfPython&) = delete;
+
+ private:
+  Recording& r_;
+  std::set<Recording::Block*> made_;
+};
+
+// Calls the operator's own kernels.
+void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (!recording || !recording->running || !has_kernels_of_python()) {
+    const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+    return op.callBoxed(stack);
+  }
+  auto& r = *recording;
+  if (is_of_python(r, op)) {
+    const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+    const KernelOfPython kernel(r);
+    return op.callBoxed(stack);
+  }
+  struct Depth {
+    explicit Depth(int& depth) : depth(depth) { ++depth; }
+    ~Depth() { --depth; }
+    Depth(const Depth&) = delete;
+    Depth& operator=(const Depth&) = delete;
+    int& depth;
+  };
+  const Depth inside(r.depth);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode), stack);
+}
+
+// Computes an operator whose memory on the traced device is not that of its kernels for meta.
+bool computed_here(Recording& r, std::string_view name, torch::jit::Stack& stack) {
+  const bool attention = name == "aten::scaled_dot_product_attention";
+  if (!attention && std::ranges::find(kUnbounded, name, &Unbounded::name) == kUnbounded.end())
+    return false;
+  const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+  std::optional<KernelOfPython> kernel;
+  if (has_kernels_of_python()) kernel.emplace(r);
+  return attention ? fused_attention(stack) : bounded(name, stack);
+}
+
+// A tensor that `resize_` makes larger has other memory then, which the kernel for meta leaves out.
+// `before` are the bytes of its storage.
+void grow(const at::Tensor& tensor, size_t before) {
+  const auto& storage = tensor.storage();
+  if (storage.nbytes() > before) {
+    storage.set_data_ptr_noswap(
+        c10::GetAllocator(c10::DeviceType::Meta)->allocate(storage.nbytes()));
+  }
+}
+
+// Throws an Error, or what the program's language knows in its place.
+[[noreturn]] void refuse(const Recording& r, const std::string& message) {
+  try {
+    throw Error(message);
+  } catch (const Error&) {
+    if (r.rethrow) r.rethrow();
+    throw;
+  }
+}
+
+void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
+  const auto& name = schema.name();
   const auto& arguments = schema.arguments();
   const size_t first = stack->size() - arguments.size();
+  if (filled_by_python(name)) {
+    const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+    return op.callBoxed(stack);
+  }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].name() == "device") (*stack)[first + i] = c10::Device(c10::DeviceType::Meta);
   }
-  if (!recording || !recording->running) return op.callBoxed(stack);
+  if (!reads_values(name)) take_values_away(*stack, first, keys);
+  if (!recording || !recording->running || recording->depth > 0) return call(op, keys, stack);
   auto& r = *recording;
-  const auto& name = schema.name();
   const c10::ArrayRef<const c10::IValue> inputs(stack->data() + first, arguments.size());
   TracedOperator traced{.name = r.index(r.trace.names, r.names, name), .backward = r.backward};
   r.op = static_cast<int64_t>(r.trace.operators.size());
@@ -254,24 +442,31 @@ void run_traced(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!cost && name.find("_backward") != std::string::npos)
     traced.flops = backward_flops(name, inputs);
   r.trace.operators.push_back(traced);
-  for (const auto& each : kUnbounded) {
-    if (name == each.name) note_bound(r, name, 0, each.why);
-  }
-  const bool done = (name == "aten::scaled_dot_product_attention" && fused_attention(*stack)) ||
-                    bounded(name, *stack);
+  const auto* unbounded = std::ranges::find(kUnbounded, name, &Unbounded::name);
+  if (unbounded != kUnbounded.end()) note_bound(r, name, 0, unbounded->why);
+  bool done = false;
+  const bool recurrent = name == "aten::lstm" || name == "aten::gru";
+  const int64_t workspace = recurrent ? recurrent_workspace(inputs) : 0;
+  const bool resizes = name == "aten::resize_";
+  const size_t bytes_before = resizes ? inputs[0].toTensor().storage().nbytes() : 0;
   try {
-    if (!done) op.callBoxed(stack);
+    done = computed_here(r, name, *stack);
+    if (!done) call(op, keys, stack);
   } catch (const Error&) {
+    if (r.rethrow) r.rethrow();
     throw;
   } catch (const std::exception& error) {
-    std::string_view reason = error.what();
+    std::string reason = r.reason ? r.reason() : std::string(error.what());
     reason = reason.substr(0, reason.find('\n'));
     const auto& module = r.trace.modules[static_cast<size_t>(r.module)];
-    throw Error(fmt::format(
-        "The operator {} cannot be traced without values{}: {} Give the planner a module whose "
-        "forward pass does not read values, or measure a real step of it (memory_budget).",
-        name, module.empty() ? "" : fmt::format(" (near the module '{}')", module), reason));
+    refuse(r,
+           fmt::format(
+               "The operator {} cannot be traced without values{}: {} Give the planner a module "
+               "whose forward pass does not read values, or measure a real step of it "
+               "(memory_budget).",
+               name, module.empty() ? "" : fmt::format(" (near the module '{}')", module), reason));
   }
+  if (resizes) grow(stack->back().toTensor(), bytes_before);
   int64_t elements = 0;
   double written = 0;
   const size_t results = done ? 1 : schema.returns().size();
@@ -288,15 +483,15 @@ void run_traced(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto& written_down = r.trace.operators[static_cast<size_t>(r.op)];
   written_down.bytes = moves(schema) ? written_down.bytes + written : 0;
   if (cost) written_down.flops = static_cast<double>(cost->total_flops(elements));
-  if (name == "aten::lstm" || name == "aten::gru") {
-    note_bound(r, name, static_cast<int64_t>(2 * written),
-               "the device's kernel keeps a workspace for backward");
+  if (recurrent) {
+    note_bound(r, name, workspace, "the device's kernel keeps a workspace for backward");
   }
 }
 
 void install() {
   static std::once_flag once;
   std::call_once(once, [] {
+    (void)has_kernels_of_python();  // before there are others
     static MetaAllocator allocator;
     constexpr uint8_t kPriority = 100;
     c10::SetAllocator(c10::DeviceType::Meta, &allocator, kPriority);
@@ -385,6 +580,7 @@ struct Tracing::State {
     install();
     recording = std::make_shared<Recording>();
     recording->host = options.host;
+    recording->reason = options.reason;
     recording->index(recording->trace.modules, recording->modules, "");
     if (options.host) as_host.emplace();
     mode.emplace(kMode);
@@ -407,6 +603,7 @@ Tracing::~Tracing() = default;
 void Tracing::begin(const NamedTensors& tensors) {
   auto& r = *recording;
   const auto& options = state_->options;
+  r.rethrow = tensors.rethrow;
   std::set<std::string> fp32;
   for (const auto& [name, buffer] : tensors.buffers) {
     if (!buffer.defined()) continue;
@@ -449,6 +646,14 @@ Trace Tracing::run(const std::function<at::Tensor()>& loss) {
   r.running = true;
   {
     auto value = loss();
+    if (!value.defined() || value.numel() != 1 || !value.requires_grad()) {
+      throw ConfigError(fmt::format(
+          "The loss of the traced module {}; it must be one number that depends on parameters "
+          "which are trained.",
+          !value.defined()     ? "is no tensor"
+          : value.numel() != 1 ? fmt::format("has {} elements", value.numel())
+                               : std::string("depends on none of them")));
+    }
     r.trace.kept = kept_of(r);
     r.add(Kind::loss, 0);
     r.backward = true;

@@ -14,7 +14,8 @@
 //
 // The gradient of a parameter goes to a place of its own, as in an engine, and is not counted: its
 // memory depends on the stage (memory.h). A step that reads values (`item`, a branch on data)
-// cannot be traced, and the error names the operator. Operators whose result has a size that
+// cannot be traced, and the error names the operator. Tensors that were made before the trace are
+// taken for their shapes. Operators whose result has a size that
 // depends on values get the largest, and those that take memory besides tensors get an estimate:
 // `Trace::bounds` lists both.
 #pragma once
@@ -45,6 +46,10 @@ struct TraceOptions {
   bool gradients_apart = false;
   /// The optimizer of the parameters.
   Optimizer optimizer = AdamW{};
+  /// Called in the handler of an exception of an operator. Returns its message, where `what()` does
+  /// not have it, or throws it again, where it says nothing of the operator (exceptions of Python).
+  /// Null: `what()` does.
+  std::function<std::string()> reason{};
 };
 
 /// An operator as it ran.
@@ -115,9 +120,9 @@ class Tracing {
   ~Tracing();
   Tracing(const Tracing&) = delete;
   Tracing& operator=(const Tracing&) = delete;
-  /// Takes the parameters of a module that was built meanwhile.
+  /// Takes the parameters of a module that was built meanwhile, or got others on meta meanwhile.
   void begin(const NamedTensors& tensors);
-  /// Runs the step.
+  /// Runs the step. Throws as `trace`, and ConfigError for a loss that is not one number.
   Trace run(const std::function<at::Tensor()>& loss);
 
  private:

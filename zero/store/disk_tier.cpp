@@ -25,32 +25,64 @@ int64_t elements_of_pages(const DiskTier::Array& array) {
   return DiskTier::kEntryBlock * (kAlignment / std::gcd(bytes, kAlignment));
 }
 
+struct BlockSizes {
+  int64_t part_numel = DiskTier::kPartNumel;
+  int64_t block_numel = 0;
+  int64_t frame_bytes = 0;  // of a block of all arrays of a unit
+};
+
+BlockSizes block_sizes(const std::vector<DiskTier::Unit>& units) {
+  BlockSizes sizes;
+  int64_t most_bytes = 0;      // of kEntryBlock elements of all arrays of a unit that is updated
+  int64_t pages = kAlignment;  // elements of any array that fill whole pages
+  for (const auto& unit : units) {
+    int64_t bytes = 0;
+    for (const auto& array : unit.arrays) {
+      bytes += array.entries * static_cast<int64_t>(c10::elementSize(array.dtype));
+      pages = std::max(pages, elements_of_pages(array));
+    }
+    if (bytes == 0) continue;
+    if (unit.updated) most_bytes = std::max(most_bytes, bytes);
+    sizes.block_numel = std::max(sizes.block_numel, unit.numel);
+  }
+  // A block or a part of any array begins on a multiple of kAlignment bytes.
+  sizes.part_numel = std::max(sizes.part_numel, pages);
+  sizes.block_numel = std::min(DiskTier::kBlockNumel, at::round_up(sizes.block_numel, pages));
+  // A frame is also the buffer for reading and writing single arrays.
+  sizes.frame_bytes = std::max<int64_t>(most_bytes, 4 * DiskTier::kEntryBlock) *
+                      (sizes.block_numel / DiskTier::kEntryBlock);
+  return sizes;
+}
+
 }  // namespace
+
+int64_t DiskTier::update_memory(const std::vector<Unit>& units, int64_t buffer_count) {
+  const auto sizes = block_sizes(units);
+  int64_t blocks = 0;
+  for (const auto& unit : units) {
+    if (unit.updated && !unit.arrays.empty() && unit.numel > 0)
+      blocks += at::ceil_div(unit.numel, sizes.block_numel);
+  }
+  return std::min(blocks, buffer_count) * sizes.frame_bytes;
+}
 
 DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
                    const std::shared_ptr<Ledger>& ledger)
     : units_(std::move(units)), options_(options), ledger_(ledger) {
   int64_t total = 0;
-  int64_t most_bytes = 0;      // of kEntryBlock elements of all arrays of a unit that is updated
-  int64_t pages = kAlignment;  // elements of any array that fill whole pages
   for (int64_t u = 0; u < static_cast<int64_t>(units_.size()); ++u) {
     base_.push_back(total);
     front_.emplace_back(unit(u).arrays.size(), uint8_t{0});
-    int64_t bytes = 0;
     for (int64_t a = 0; a < static_cast<int64_t>(unit(u).arrays.size()); ++a) {
       total += whole_bytes(u, a) * (unit(u).arrays[static_cast<size_t>(a)].doubled ? 2 : 1);
-      bytes += array_bytes(u, a, kEntryBlock);
       const auto& array = unit(u).arrays[static_cast<size_t>(a)];
-      pages = std::max(pages, elements_of_pages(array));
       if (!array.write || (array.read && array.doubled)) ahead_to_next_step_ = false;
     }
-    if (bytes == 0) continue;
-    if (unit(u).updated) most_bytes = std::max(most_bytes, bytes);
-    block_numel_ = std::max(block_numel_, unit(u).numel);
   }
-  // A block or a part of any array begins on a multiple of kAlignment bytes.
-  part_numel_ = std::max(kPartNumel, pages);
-  block_numel_ = std::min(kBlockNumel, at::round_up(block_numel_, pages));
+  const auto sizes = block_sizes(units_);
+  part_numel_ = sizes.part_numel;
+  block_numel_ = sizes.block_numel;
+  frame_bytes_ = sizes.frame_bytes;
   std::vector<std::string> files;
   std::vector<std::string> made;
   for (const auto& folder : options_.folders) {
@@ -62,8 +94,6 @@ DiskTier::DiskTier(std::vector<Unit> units, const Options& options,
   const auto shares =
       made.size() > 1 ? measure_speeds(made, kMeasured, options_.file) : std::vector<double>{};
   file_ = std::make_unique<File>(files, shares, total, options_.file);
-  // A frame is also the buffer for reading and writing single arrays.
-  frame_bytes_ = std::max<int64_t>(most_bytes, 4 * kEntryBlock) * (block_numel_ / kEntryBlock);
   frames_.resize(static_cast<size_t>(total > 0 ? options_.buffer_count : 0));
   unwritten_.assign(units_.size(), 0);
 }

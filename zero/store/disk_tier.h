@@ -88,6 +88,10 @@ class DiskTier final : public StateTier {
   /// the bytes if the disk does not have enough room.
   DiskTier(std::vector<Unit> units, const Options& options, const std::shared_ptr<Ledger>& ledger);
 
+  /// Returns the bytes of memory that updates of all these units take: those of `buffer_count`
+  /// blocks, or of fewer if there are no more.
+  static int64_t update_memory(const std::vector<Unit>& units, int64_t buffer_count);
+
   /// Calls `update`, which may change the arrays that it gets, for every part of `unit`: blocks of
   /// about kPartNumel elements. With `at_once` several threads call it for several parts at a time;
   /// otherwise the parts come in order.

@@ -1,4 +1,5 @@
-// Makes the parts of a run from its settings. Private to run.cpp and check_run.cpp.
+// Makes the parts of a run from its settings. Private to run.cpp, check_run.cpp and
+// planned_run.cpp.
 #pragma once
 
 #include <memory>

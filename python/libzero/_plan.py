@@ -1,0 +1,254 @@
+"""Plans: which configurations of ZeRO fit a module on described machines, and how fast they are."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import _C, _compile
+from ._C import ConfigError
+from ._shard import _check_shapes
+
+_Loss = Callable[[torch.nn.Module, int], torch.Tensor]
+_Switch = Callable[[torch.nn.Module, bool], Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer of `plan`; docs/zero-plan.md explains the figures. As a text it is the table of `zero plan`."""
+
+    answer: dict[str, Any]  # all of it, as JSON: what `zero plan --json` writes
+    cluster: dict[str, Any]  # the machines, as `hardware` takes them
+    text: str
+
+    @property
+    def candidates(self) -> list[dict[str, Any]]:
+        """The best one comes first. Those that do not fit say what they lack."""
+        return list(self.answer["candidates"])
+
+    @property
+    def best(self) -> dict[str, Any]:
+        return dict(self.answer["candidates"][0])
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.best["fits"])
+
+    @property
+    def recomputed(self) -> bool:
+        """The best one recomputes activations, which the program switches on."""
+        return bool(self.best["recomputed"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The best one's configuration, for `libzero.shard(config=...)`. Throws ConfigError where nothing fits."""
+        if not self.fits:
+            raise ConfigError(str(self.answer["zero_or_not"]))
+        return self.config_of(self.best)
+
+    @staticmethod
+    def config_of(candidate: dict[str, Any]) -> dict[str, Any]:
+        """A candidate's configuration, for `libzero.shard(config=...)`."""
+        # Recomputation is the program's.
+        return {key: value for key, value in candidate["ds_config"].items() if key != "activation_checkpointing"}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def plan(
+    model: torch.nn.Module,
+    loss: _Loss | None = None,
+    *,
+    batch: int,
+    sequence: int | None = None,
+    dtype: str = "bf16",
+    device: str = "h100",
+    hosts: int = 1,
+    per_host: int | None = None,
+    hardware: dict[str, Any] | str | os.PathLike[str] | None = None,
+    here: bool = False,
+    optimizer: str | dict[str, Any] = "AdamW",
+    recompute: _Switch | None = None,
+    most_micro_batch: int = 64,
+) -> Plan:
+    """Plans the training of any module. Nothing is trained, and no memory is taken: the module's forward and backward
+    pass run on shapes alone, and the module is then as it was.
+
+    `loss(model, n)` makes a batch of n samples, of any values and on any device, calls the model and returns the loss.
+    It must not read values (`item`, branches on data). Without it the model is called as transformers' are, with
+    `input_ids` and `labels`. `batch`: samples of a step, over all ranks. `sequence`: tokens of a sample (without
+    `loss`: 1024; else 1, which counts samples). `dtype`: "bf16", with fp32 master weights, or "fp32". `device`, `hosts`
+    and `per_host` are the machines, as in `zero plan`; or `hardware`: its JSON file, or the same as a dict; or `here`:
+    this machine, measured, with `per_host` ranks (2). `optimizer`: its name or a configuration's `optimizer` section.
+    `recompute(model, on)` switches recomputation on or off, and lets the plan try it; transformers' models have their
+    own. A model in evaluation mode is traced in training mode, and dropout acts as it does there.
+
+    Throws ConfigError for what it cannot use, and Error naming an operator that cannot be traced."""
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"libzero.plan was given a {type(model).__name__}; the model must be a torch.nn.Module.")
+    _check_shapes(model)
+    if dtype not in ("bf16", "fp32"):
+        raise ConfigError(f"libzero.plan's dtype is {dtype!r}; it must be 'bf16' or 'fp32'.")
+    for name, value in (("batch", batch), ("most_micro_batch", most_micro_batch), ("sequence", sequence or 1)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"libzero.plan's {name} is {value!r}; it must be a whole number above 0.")
+    if loss is None:
+        sequence = sequence or 1024
+        loss = _language_loss(model, sequence)
+    if recompute is None:
+        recompute = _switch_of(model)
+    section = {"type": optimizer, "params": {}} if isinstance(optimizer, str) else optimizer
+
+    def traced(samples: int, recomputed: bool) -> _Traced:
+        return _Traced(model, loss, recompute, samples, recomputed)
+
+    answer, cluster, text = _C.plan(
+        traced,
+        type(model).__name__,
+        batch,
+        sequence or 1,
+        dtype,
+        json.dumps({"optimizer": section}),
+        "" if here else _described(device, hosts, per_host, hardware),
+        per_host or 2,
+        most_micro_batch,
+        recompute is not None,
+    )
+    return Plan(json.loads(answer), json.loads(cluster), text)
+
+
+def _described(device: str, hosts: int, per_host: int | None, hardware: Any) -> str:
+    """The machines as JSON."""
+    if isinstance(hardware, (str, os.PathLike)):
+        try:
+            with open(hardware, encoding="utf-8") as file:
+                return file.read()
+        except OSError as error:
+            raise ConfigError(f"The hardware file '{os.fspath(hardware)}' cannot be read: {error.strerror}.") from error
+    described = {"device": device, "hosts": hosts} if hardware is None else dict(hardware)
+    if per_host is not None:
+        described["per_host"] = per_host
+    return json.dumps(described)
+
+
+def _language_loss(model: torch.nn.Module, sequence: int) -> _Loss:
+    taken = inspect.signature(model.forward).parameters
+    if "input_ids" not in taken or "labels" not in taken:
+        raise ConfigError(
+            f"{type(model).__name__} is not called with input_ids and labels, so libzero.plan needs a function of its "
+            "loss: libzero.plan(model, lambda model, n: ..., batch=...)."
+        )
+
+    def loss(model: torch.nn.Module, samples: int) -> torch.Tensor:
+        tokens = torch.zeros(samples, sequence, dtype=torch.long)
+        return model(input_ids=tokens, labels=tokens).loss  # type: ignore[no-any-return]
+
+    return loss
+
+
+def _switch_of(model: torch.nn.Module) -> _Switch | None:
+    """Of a model of transformers."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        return None
+
+    def switch(model: Any, on: bool) -> None:
+        # The later name comes first: the earlier one warns.
+        for kind in ("activation_checkpointing", "gradient_checkpointing"):
+            function = getattr(model, f"{kind}_{'enable' if on else 'disable'}", None)
+            if function is not None:
+                function({"use_reentrant": False}) if on else function()
+                return
+
+    return switch
+
+
+def _recomputes(model: torch.nn.Module) -> bool:
+    now = getattr(model, "is_activation_checkpointing", None)  # the earlier name warns
+    return bool(getattr(model, "is_gradient_checkpointing", False) if now is None else now)
+
+
+class _Traced:
+    """A module of which a trace is under way: its parameters and buffers are others, which have shapes alone."""
+
+    def __init__(
+        self, model: torch.nn.Module, loss: _Loss, recompute: _Switch | None, samples: int, recomputed: bool
+    ) -> None:
+        self._model, self._loss, self._samples = model, loss, samples
+        with ExitStack() as scope:
+            if not model.training:
+                modes = {module: module.training for module in model.modules()}
+                scope.callback(lambda: [setattr(module, "training", mode) for module, mode in modes.items()])
+                model.train()
+            if recompute is not None:
+                scope.callback(recompute, model, _recomputes(model))
+                recompute(model, recomputed)
+            scope.enter_context(_without_memory(model))
+            scope.enter_context(torch.enable_grad())
+            if "torch._dynamo" in sys.modules:  # a compiled model runs as it is written
+                scope.enter_context(torch.compiler.set_stance("force_eager"))
+            if "transformers.masking_utils" in sys.modules:
+                scope.enter_context(_FullSequences())
+            self._scope = scope.pop_all()
+        self.parameters = _compile.unwrapped(model.named_parameters())
+        self.buffers = _compile.unwrapped(model.named_buffers())
+
+    def loss(self) -> torch.Tensor:
+        return self._loss(self._model, self._samples)
+
+    def close(self) -> None:
+        self._scope.close()
+
+
+class _FullSequences(TorchFunctionMode):
+    """Answers what transformers asks of masks' values (is anything padded, are sequences packed) as sequences without
+    padding do. It then needs no mask, as in a step of such sequences."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if getattr(function, "__name__", "") == "__bool__" and arguments[0].is_meta:
+            if sys._getframe(1).f_globals.get("__name__") == "transformers.masking_utils":
+                return True
+        return function(*arguments, **(keywords or {}))
+
+
+@contextmanager
+def _without_memory(model: torch.nn.Module) -> Iterator[None]:
+    """While it lives, the module's parameters and buffers are on meta."""
+    made: dict[int, torch.Tensor] = {}  # tied ones stay tied
+    places = [
+        (table, name, tensor)
+        for module in model.modules()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None
+    ]
+    for _, _, tensor in places:
+        if id(tensor) in made:
+            continue
+        like = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        made[id(tensor)] = torch.nn.Parameter(like, tensor.requires_grad) if is_parameter else like
+    try:
+        for table, name, tensor in places:
+            table[name] = made[id(tensor)]
+        _list_weights(model)
+        yield
+    finally:
+        for table, name, tensor in places:
+            table[name] = tensor
+        _list_weights(model)
+
+
+def _list_weights(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.RNNBase):  # which has a list of them
+            module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]

@@ -1,0 +1,144 @@
+// zero::plan for modules of Python's torch, whose forward passes are functions of Python.
+//
+// Note [Traces from Python]
+// A trace runs on the thread that asked for it, without the GIL, as the rest of libzero does. It
+// takes the GIL for the module's functions alone: those that give parameters without memory,
+// compute the loss, and bring the module back. Their tensors are made on meta, as those of C++ are
+// (Note [Traces] in zero/planner/trace.h); Note [Kernels of Python] in trace.cpp says what is
+// different.
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "binding.h"
+#include "zero/base/error.h"
+#include "zero/config/config.h"
+#include "zero/planner/answer_json.h"
+#include "zero/planner/answer_text.h"
+#include "zero/planner/here.h"
+#include "zero/planner/planner.h"
+
+namespace zero::python {
+
+namespace {
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Returns the message of the exception that is being handled. Those that are no RuntimeErrors of
+/// Python go on: Ctrl-C, and the one by which torch's checkpoint ends a recomputation.
+std::string reason() {
+  try {
+    throw;
+  } catch (python_error& error) {
+    error.persist();
+    const py::gil_scoped_acquire gil;
+    if (PyErr_GivenExceptionMatches(error.type, PyExc_RuntimeError) == 0) throw;
+    return error.what();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+/// A module whose parameters have no memory, as long as this lives: an object with `parameters` and
+/// `buffers` (names and tensors), `loss()` and `close()`.
+class WithoutMemory {
+ public:
+  /// Needs the GIL, as all functions but the destructor do.
+  explicit WithoutMemory(py::object module) : module_(std::move(module)) {}
+  WithoutMemory(const WithoutMemory&) = delete;
+  WithoutMemory& operator=(const WithoutMemory&) = delete;
+  ~WithoutMemory() {
+    const py::gil_scoped_acquire gil;
+    const py::error_scope under_way;  // an exception that is being thrown
+    try {
+      module_.attr("close")();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("libzero.plan");
+    }
+    module_ = py::object();
+  }
+  Named list(const char* what) const { return module_.attr(what).cast<Named>(); }
+  at::Tensor loss() const {
+    const py::object value = module_.attr("loss")();
+    if (!THPVariable_Check(value.ptr()))
+      throw ConfigError("The function of the loss returned no tensor; it must return the loss.");
+    return value.cast<at::Tensor>();
+  }
+
+ private:
+  py::object module_;
+};
+
+plan::Trace trace(const py::function& module, int64_t batch, int64_t recompute,
+                  plan::TraceOptions options) {
+  options.reason = &reason;
+  plan::Tracing tracing(options);
+  NamedTensors tensors;
+  tensors.rethrow = &rethrow_for_python;
+  std::unique_ptr<WithoutMemory> without;
+  {
+    const py::gil_scoped_acquire gil;
+    without = std::make_unique<WithoutMemory>(module(batch, recompute > 0));
+    tensors.parameters = without->list("parameters");
+    tensors.buffers = without->list("buffers");
+  }
+  tracing.begin(tensors);
+  return tracing.run([&] {
+    const py::gil_scoped_acquire gil;
+    return without->loss();
+  });
+}
+
+struct Asked {
+  int64_t batch, sequence;
+  std::string dtype, optimizer;
+  std::string cluster;  ///< JSON; empty: this machine
+  int64_t ranks_here;
+  int64_t most_micro_batch;
+  bool recomputes;
+  std::string name;
+};
+
+struct Answered {
+  std::string answer, cluster, text;
+};
+
+Answered answer(const py::function& module, const Asked& asked) {
+  plan::Question question;
+  question.trace = [&](int64_t batch, int64_t recompute, const plan::TraceOptions& options) {
+    return trace(module, batch, recompute, options);
+  };
+  question.global_batch = asked.batch;
+  question.sequence = asked.sequence;
+  question.bf16 = asked.dtype == "bf16";
+  question.cluster = asked.cluster.empty()
+                         ? plan::measured_here(asked.ranks_here)
+                         : plan::cluster_from_json(asked.cluster, "of libzero.plan");
+  question.optimizer = *Config::parse(asked.optimizer, 1, "libzero.plan").optimizer;
+  question.most_micro_batch = asked.most_micro_batch;
+  question.recomputes = asked.recomputes;
+  constexpr size_t kRows = 8;
+  const auto found = plan::plan(question);
+  return {plan::to_json(found), plan::to_json(question.cluster),
+          plan::title(asked.name, question, found) + "\n\n" + plan::to_text(found, kRows)};
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  module.def("plan", [](const py::function& traced, const std::string& name, int64_t batch,
+                        int64_t sequence, const std::string& dtype, const std::string& optimizer,
+                        const std::string& cluster, int64_t ranks_here, int64_t most_micro_batch,
+                        bool recomputes) {
+    const auto found = released([&] {
+      return answer(traced, {batch, sequence, dtype, optimizer, cluster, ranks_here,
+                             most_micro_batch, recomputes, name});
+    });
+    return py::make_tuple(found.answer, found.cluster, found.text);
+  });
+}
+
+}  // namespace zero::python

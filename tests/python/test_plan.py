@@ -1,0 +1,229 @@
+"""libzero.plan traces modules of Python's torch, predicts the memory of real sharded steps of them, leaves them as they
+are, and names what it cannot use."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from support import expect, main, need, program, ranks
+
+need("torch", "transformers")
+
+import libzero
+from plan_models import MODELS, held
+
+_HERE: dict[str, Any] = {"device": "epyc 9654", "per_host": 2}
+_STATES = ("parameters", "gradients", "optimizer")
+
+
+class Tied(nn.Module):
+    """An embedding that is the head too, a buffer, a constant, and layers that recompute when they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1000, 64)
+        self.norm = nn.LayerNorm(64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.head = nn.Linear(64, 1000, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.ones(64))
+        self.constant = torch.ones(64)
+        self.recomputes = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embedding(x)) * self.scale + self.constant * torch.tensor([2.0])
+        for layer in self.layers:
+            step = lambda h, layer=layer: nn.functional.gelu(layer(h))  # noqa: E731
+            hidden = libzero.checkpoint(step, hidden) if self.recomputes else step(hidden)
+        return self.head(hidden)
+
+
+def loss_of_tied(model: nn.Module, samples: int) -> torch.Tensor:
+    tokens = torch.zeros(samples, 32, dtype=torch.long)
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def candidate(plan: Any, stage: int, micro_batch: int, special: str = "") -> dict[str, Any]:
+    """The one of these, with states in fp32: "recomputed", with its optimizer "on the disk", or neither."""
+    return next(
+        each
+        for each in plan.candidates
+        if (each["stage"], each["micro_batch"]) == (stage, micro_batch)
+        and [word for word in ("8-bit", "recomputed", "on the disk") if word in each["configuration"]] == ([special] if special else [])
+    )
+
+
+# A plan has the two largest micro-batches of each way: of 8 samples, and two of 4.
+@ranks(2)
+def test_predicts_the_memory_of_real_steps(group: Any) -> None:
+    settings = [
+        ("convolutions", 0, "fp32", 8, ""),
+        ("convolutions", 2, "bf16", 8, ""),
+        ("convolutions", 3, "fp32", 8, ""),
+        ("Llama", 0, "bf16", 8, ""),
+        ("Llama", 1, "fp32", 8, ""),
+        ("Llama", 2, "fp32", 4, ""),
+        ("Llama", 2, "bf16", 8, "on the disk"),
+        ("Llama", 3, "bf16", 8, ""),
+        ("Llama", 3, "fp32", 8, "recomputed"),
+        ("BERT", 0, "fp32", 8, ""),
+        ("BERT", 1, "bf16", 4, ""),
+        ("BERT", 3, "fp32", 8, "recomputed"),
+    ]
+    off = []
+    plans: dict[tuple[str, str], Any] = {}
+    for name, stage, dtype, micro_batch, special in settings:
+        make, loss = MODELS[name]
+        torch.manual_seed(1)
+        model = make()
+        if (name, dtype) not in plans:
+            plans[name, dtype] = libzero.plan(model, loss, batch=16, dtype=dtype, hardware={**_HERE, "nvme": 1e9})
+        plan = plans[name, dtype]
+        chosen = candidate(plan, stage, micro_batch, special)
+        if special == "recomputed":
+            model.gradient_checkpointing_enable()
+        config = json.loads(json.dumps(plan.config_of(chosen)).replace("/local_nvme", tempfile.gettempdir()))
+        real = held(group, model, loss, config)
+        predicted = chosen["memory"]
+        words = f"{name}, {dtype}, {chosen['configuration']}"
+        for state in _STATES:
+            assert predicted[state] == real[state], (words, state, predicted[state], real[state])
+        total = sum(real.values())
+        off.append(sum(predicted.values()) / total - 1)
+        if group.rank == 0:
+            parts = {key: (value, predicted[key]) for key, value in real.items() if value != predicted[key]}
+            print(f"{words:<60} {total:>11} bytes, predicted {100 * off[-1]:+.2f} %  {parts}")
+    median, worst = statistics.median(map(abs, off)), max(map(abs, off))
+    if group.rank == 0:
+        print(f"off by {100 * median:.2f} % in the median, {100 * worst:.2f} % at the most")
+    assert median < 0.002 and worst < 0.02, off
+
+
+@ranks(1)
+def test_leaves_the_module_as_it_is(group: Any) -> None:
+    model = Tied().eval()
+    before = {name: (id(value), value.clone()) for name, value in model.state_dict(keep_vars=True).items()}
+    plan = libzero.plan(model, loss_of_tied, batch=8, sequence=32, dtype="fp32", hardware=_HERE)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert plan.answer["parameters"] == plan.answer["trained"] == parameters == 64 * 1000 + 2 * 64 + 4 * (64 * 64 + 64)
+    assert plan.fits and plan.best["tokens_per_second"] > 0
+    assert not model.training and model.head.weight is model.embedding.weight and not model.recomputes
+    for name, value in model.state_dict(keep_vars=True).items():
+        assert id(value) == before[name][0] and torch.equal(value, before[name][1]), name
+    loss_of_tied(model, 2).backward()
+    # What it says is a configuration that shard takes, and a text.
+    config = {**plan.config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 4}
+    libzero.shard(model, torch.optim.AdamW(model.parameters()), config=config).close()
+    assert "Tied in fp32, 0.1 M parameters; 8 sequences of 32 tokens; 2 EPYC 9654 on 1 host" in str(plan)
+    assert "A rank of the first one, by category" in str(plan) and "ZeRO is" in str(plan)
+
+
+@ranks(1)
+def test_activations_follow_batch_and_recomputation(group: Any) -> None:
+    switch = lambda model, on: setattr(model, "recomputes", on)  # noqa: E731
+    plan = libzero.plan(Tied(), loss_of_tied, batch=16, sequence=32, dtype="fp32", hardware=_HERE, recompute=switch)
+    activations = lambda *which: candidate(plan, 0, *which)["memory"]["activations"]  # noqa: E731
+    # Logits, their logarithms and gradients are by far the most of it.
+    assert activations(4) > 3 * 4 * 32 * 1000 * 4
+    assert abs(activations(8) / activations(4) - 2) < 0.05
+    assert activations(8, "recomputed") < activations(8)
+
+
+class Workspaces(TorchDispatchMode):
+    """Counts what kernels of recurrent layers keep for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        results = function(*arguments, **(keywords or {}))
+        if function is torch.ops.aten.mkldnn_rnn_layer.default:
+            self.bytes += results[-1].nbytes
+        return results
+
+
+# The weights of recurrent layers are in a list of their own besides.
+@ranks(1)
+def test_recurrent_layers(group: Any) -> None:
+    model, loss = MODELS["LSTM"][0](), MODELS["LSTM"][1]
+    plan = libzero.plan(model, loss, batch=4, dtype="fp32", hardware=_HERE)
+    assert plan.answer["trained"] == sum(p.numel() for p in model.parameters())
+    bound = next(bound["bytes"] for bound in plan.answer["bounds"] if "lstm" in bound["operator"])
+    with Workspaces() as workspaces:
+        loss(model, plan.best["micro_batch"]).backward()
+    assert workspaces.bytes <= bound < 1.5 * workspaces.bytes, (workspaces.bytes, bound)
+    assert model.lstm.weight_ih_l0.grad is not None
+
+
+# The states of a model are those that the program finds for the model of its own, and so are the keys of what it says.
+@ranks(1)
+def test_says_what_the_program_says(group: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="libzero-") as name:
+        folder = Path(name)
+        model = MODELS["Llama"][0]()
+        model.config.save_pretrained(folder)
+        (folder / "here.json").write_text(json.dumps(_HERE))
+        subprocess.run(
+            [program(), "plan", "--model", folder / "config.json", "--batch", "16", "--seq", "128", "--dtype", "bf16",
+             "--hardware", folder / "here.json", "--most-micro-batch", "8", "--json", folder / "plan.json"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        theirs = json.loads((folder / "plan.json").read_text())
+        plan = libzero.plan(model, batch=16, sequence=128, hardware=folder / "here.json", most_micro_batch=8)
+    assert plan.answer["parameters"] == theirs["options"]["parameters"]
+    assert plan.cluster == theirs["options"]["cluster"]
+    by_words = {each["configuration"]: each for each in theirs["results"]}
+    compared = 0
+    for mine in plan.candidates:
+        other = by_words.get(mine["configuration"])
+        if other is None:
+            continue
+        compared += 1
+        assert mine.keys() == other.keys() and mine["ds_config"] == other["ds_config"]
+        assert all(mine["memory"][state] == other["memory"][state] for state in _STATES), mine["configuration"]
+    assert compared >= 8, compared
+
+
+@ranks(1)
+def test_bad_input_is_named(group: Any) -> None:
+    def fails(kind: type[BaseException], word: str, *arguments: Any, **keywords: Any) -> None:
+        model = Tied()
+        with expect(kind, word):
+            libzero.plan(model, *arguments, **{"batch": 8, "hardware": _HERE, **keywords})
+        assert not any(p.is_meta for p in model.parameters())
+
+    fails(libzero.ConfigError, "h1000", loss_of_tied, hardware=None, device="h1000")
+    fails(libzero.ConfigError, "Give a multiple of 2", loss_of_tied, batch=7)
+    fails(libzero.ConfigError, "'fp64'", loss_of_tied, dtype="fp64")
+    fails(libzero.ConfigError, "batch is 0", loss_of_tied, batch=0)
+    fails(libzero.ConfigError, "'bandwidth' is 0", loss_of_tied, hardware={"device": "h100", "bandwidth": 0})
+    fails(libzero.ConfigError, "cannot be read", loss_of_tied, hardware="/nowhere.json")
+    fails(libzero.ConfigError, "AdamX", loss_of_tied, optimizer="AdamX")
+    fails(libzero.ConfigError, "needs a function of its loss")
+    fails(libzero.ConfigError, "returned no tensor", lambda model, n: 3.0)
+    fails(libzero.ConfigError, "has 32 elements", lambda model, n: model.embedding(torch.zeros(32, dtype=torch.long))[:, 0])
+    fails(libzero.ConfigError, "depends on none", lambda model, n: torch.ones(()))
+    fails(libzero.Error, "aten::item", lambda model, n: loss_of_tied(model, n) * loss_of_tied(model, n).item())
+    fails(libzero.Error, "cannot be traced", lambda model, n: model(torch.zeros(n, 32, dtype=torch.long)).view(7))
+    fails(ValueError, "what I said", lambda model, n: (_ for _ in ()).throw(ValueError("what I said")))
+    with expect(libzero.ConfigError, "nn.Module"):
+        libzero.plan(loss_of_tied, batch=8)  # type: ignore[arg-type]
+    with expect(libzero.ConfigError, "has no shape yet"):
+        libzero.plan(nn.LazyLinear(4), loss_of_tied, batch=8)
+    nothing = libzero.plan(Tied(), loss_of_tied, batch=8, hardware={**_HERE, "memory": 1e4, "host_memory": 1e4})
+    with expect(libzero.ConfigError, "Nothing fits"):
+        _ = nothing.config
+    assert libzero.plan(Tied(), loss_of_tied, batch=8, hardware=_HERE).fits  # the thread can trace again
+
+
+main()

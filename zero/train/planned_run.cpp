@@ -1,0 +1,99 @@
+#include "zero/train/planned_run.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+
+#include "zero/base/error.h"
+#include "zero/models/layers/tiled_linear.h"
+#include "zero/train/make_task.h"
+#include "zero/train/parts.h"
+#include "zero/train/tuning.h"
+
+namespace zero::train {
+namespace {
+
+/// Returns the tracer of the run's model. `sizes` have the dropout that the trace is to have.
+plan::Tracer tracer(const Settings& settings, std::shared_ptr<LanguageModelConfig> sizes) {
+  return [settings, sizes = std::move(sizes)](int64_t batch, int64_t recompute,
+                                              const plan::TraceOptions& options) {
+    plan::Tracing tracing(options);
+    const auto model = sizes->build();
+    tile_linears(model->module(), settings.model.tile_elements.value_or(0));
+    const auto lora = choose_trained(*model, settings.program);
+    model->recompute({.every = recompute});
+    model->module().train();
+    tracing.begin(named_tensors(model->module()));
+    const auto tokens = at::zeros({batch, settings.program.seq}, at::TensorOptions(at::kLong));
+    const auto targets = sizes->head() == Head::classes ? tokens.select(1, 0) : tokens;
+    return tracing.run([&] { return model->loss(tokens, targets); });
+  };
+}
+
+std::vector<std::string> left_out(const Settings& settings) {
+  std::vector<std::string> notes;
+  const auto& recompute = settings.model.activation_checkpointing;
+  if (settings.engine.layer_major_accumulation)
+    notes.emplace_back(
+        "The plan has the micro-batches one after the other, and not layer by layer "
+        "(layer_major_accumulation).");
+  if (settings.engine.autocast.enabled)
+    notes.emplace_back("The plan is of a step without autocast, whose dtypes are in no trace.");
+  if (recompute.nvme || recompute.contiguous_memory_optimization)
+    notes.emplace_back("The plan keeps the inputs of recomputed layers where they are.");
+  return notes;
+}
+
+}  // namespace
+
+PlannedRun plan_run(const Settings& given, int ranks,
+                    const std::function<plan::Cluster(const Config&)>& machines) {
+  auto settings = completed(given);
+  const auto& program = settings.program;
+  const auto data = open_data(program);
+  const std::shared_ptr<LanguageModelConfig> sizes = model_config(program, data);
+  (void)task_data(program, data, *sizes, 0, ranks);
+  (void)schedule_of(settings);
+  auto tiers = choose_tiers(settings.engine, step_size(settings, *sizes, ranks));
+  settings.engine = std::move(tiers.config);
+  auto cluster = machines(settings.engine);
+  if ((program.device == TrainingDevice::cpu) != cluster.device.cpu) {
+    throw ConfigError(fmt::format(
+        "The plan of a run is made for the machine that it is given on, and the speeds of {} are "
+        "not known. Plan it by its figures: zero plan --device or --hardware.",
+        cluster.device.cpu ? "its GPU" : "its processors"));
+  }
+
+  PlannedRun planned;
+  planned.model = model_name(program);
+  planned.notes = left_out(settings);
+  if (!tiers.reason.empty()) planned.notes.push_back(tiers.reason);
+  const auto& config = settings.engine;
+  const int64_t micro_batch = *program.micro_batch_size;
+  cluster.device.bf16 = !config.fp16;
+  auto& question = planned.question;
+  question = {.trace = tracer(settings, sizes),
+              .global_batch = micro_batch * config.gradient_accumulation_steps * ranks,
+              .sequence = program.seq,
+              .bf16 = config.bf16 || config.fp16,
+              .cluster = std::move(cluster),
+              .optimizer = *config.optimizer};
+  const int64_t every = settings.model.activation_checkpointing.every.value_or(0);
+  const auto evaluate = [&] { return plan::evaluate(question, config, micro_batch, every); };
+  try {
+    planned.run = evaluate();
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error&) {  // attention with dropout computes its scores, which cannot be traced
+    sizes->set_dropout(0);
+    planned.run = evaluate();
+    planned.notes.emplace_back(
+        "The plan is of a step without dropout, whose masks cannot be traced.");
+  }
+  planned.answer = plan::plan(question);
+  return planned;
+}
+
+}  // namespace zero::train
