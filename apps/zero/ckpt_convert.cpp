@@ -9,6 +9,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/foreign/checkpoint_view.h"
 #include "zero/checkpoint/foreign/export.h"
+#include "zero/checkpoint/foreign/readers.h"
 
 namespace zero::app {
 
@@ -103,6 +104,15 @@ int CheckpointConversions::export_to() const {
               : form_ == "deepspeed" ? foreign::export_deepspeed(view, to_)
                                      : foreign::export_distributed(view, to_);
   left.insert(left.begin(), view.left_out.begin(), view.left_out.end());
+  std::vector<std::string> packed;
+  for (const auto& parameter : view.parameters) {
+    if (parameter.weights().dtype == at::kByte) packed.push_back(parameter.name);
+  }
+  if (!packed.empty()) {
+    left.push_back(foreign::listed(packed,
+                                   "the values, of which the folder has bytes that other programs "
+                                   "do not read; `zero merge` writes such weights whole"));
+  }
   report(from_, to_, view, left, json_);
   return 0;
 }

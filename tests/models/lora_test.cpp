@@ -8,6 +8,7 @@
 #include <torch/nn.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -416,8 +417,15 @@ TEST(AdapterFiles, KeepModulesThatAreTrainedWhole) {
   EXPECT_THAT(message_of<ConfigError>([&] { add_lora(model->module(), settings); }),
               HasSubstr("either"));
   settings.targets = {.all_linear = true};
-  for (const auto& layer : add_lora(model->module(), settings).layers)
+  settings.modules_to_save = {"layers.0", "q_proj", "lm_head"};  // one lies in another
+  const auto lora = add_lora(model->module(), settings);
+  for (const auto& layer : lora.layers) {
     EXPECT_THAT(layer.path, ::testing::Not(HasSubstr("q_proj")));
+    EXPECT_THAT(layer.path, ::testing::Not(HasSubstr("layers.0.")));
+  }
+  EXPECT_EQ(std::count(lora.saved_parameters.begin(), lora.saved_parameters.end(),
+                       "model.layers.0.self_attn.q_proj.weight"),
+            1);
 }
 
 TEST(AdapterFiles, RefuseWhatIsNotComputed) {
@@ -432,10 +440,11 @@ TEST(AdapterFiles, RefuseWhatIsNotComputed) {
   EXPECT_THAT(of(R"({"peft_type": "LORA", "bias": "all"})"), HasSubstr("bias"));
   EXPECT_THAT(of(R"({"peft_type": "LORA", "rank_pattern": {"q": 4}})"), HasSubstr("rank_pattern"));
   EXPECT_THAT(of(R"({"peft_type": "LORA", "r": -1})"), HasSubstr("-1"));
+  EXPECT_THAT(of(R"({"peft_type": "LORA", "init_lora_weights": "pissa"})"), HasSubstr("pissa"));
   EXPECT_THAT(of(R"({"peft_type": "LORA", "target_modules": "(q"})"), HasSubstr("nothing was"))
       << "the expression is read with the model";
   EXPECT_EQ(of(R"({"peft_type": "LORA", "rank_pattern": {}, "use_dora": false, "eva_config": null,
-                   "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]})"),
+                   "init_lora_weights": "gaussian", "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]})"),
             "nothing was thrown");
 
   const auto base = fixtures::folder("llama").string();

@@ -1,14 +1,14 @@
 // A checkpoint that is written beside the steps that follow it.
 //
 // Note [Saving beside training]
-// A save holds the training thread only while it copies the parameters and buffers, which programs
-// may write at any time. Master weights, optimizer states, and parameters on a disk change in one
-// place, the table, and a thread writes them from where they lie. Before the table changes a unit
-// whose slices are not in the file yet, it calls `SaveSnapshot::before_change`. This copies those
-// slices aside while the staging memory has room for them, and otherwise waits until they are in
-// the file. So the file has the states of the moment of the save, bit for bit; a save needs the
-// staging memory and no second set of states; and the next update waits for the disk only where the
-// disk is slower than the passes before it.
+// A save holds the training thread only while it copies parameters in memory, with the halves of
+// split master weights, buffers and factored states. All other states, and parameters on a disk,
+// change in one place, the table, and a thread writes them from where they lie. Before the table
+// changes a unit whose slices are not in the file yet, it calls `SaveSnapshot::before_change`. This
+// copies those slices aside while the staging memory has room for them, and otherwise waits until
+// they are in the file. So the file has the states of the moment of the save, bit for bit; a save
+// needs the staging memory and no second set of states; and the next update waits for the disk only
+// where the disk is slower than the passes before it.
 //
 // A delayed update may be under way. The save waits until it is computed, copies its new parameters
 // as well as those in force, and saves both.

@@ -1,11 +1,11 @@
 // Sums of sharded gradients on the device.
 //
 // Note [Slices in activations' memory]
-// Sharded gradients do not exist between the update and the next reduction, and this is when
-// activations take the most memory. So a slice is made when its unit is reduced, in memory that the
-// activations of later layers have left. It is freed when the step is over, or, if updates run in
-// backward, when its update is done. A gradient that is a unit by itself is reduced in its own
-// memory: the slice stays there, and the rest of the memory is freed.
+// Unless updates are delayed, sharded gradients do not exist between the update and the next
+// reduction, and this is when activations take the most memory. So a slice is made when its unit is
+// reduced, in memory that the activations of later layers have left. It is freed when the step is
+// over, or, if updates run in backward, when its update is done. A gradient that is a unit by
+// itself is reduced in its own memory: the slice stays there, and the rest of the memory is freed.
 #include <utility>
 
 #include "zero/base/host_memory.h"

@@ -285,8 +285,8 @@ StepResult Engine::step(bool update) {
     progress.set_steps(progress.steps() + 1);
     result.step = progress.steps();
   }
-  // An update that runs here publishes each unit itself. What the user wrote to sharded parameters
-  // must reach the peers in any case.
+  // An update that ran in `start`, not on the queue, has published each unit. What the user wrote
+  // to sharded parameters must reach the peers in any case.
   if (flows.schedule().beside() || (!result.updated && plan.placement().sharded.parameters)) {
     for (int64_t u = 0; u < plan.layout().unit_count(); ++u) flows.writes().publish(u);
   }

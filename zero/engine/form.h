@@ -16,8 +16,8 @@
 //   - Division (prescaling) comes before rounding, so an array that is still to be divided is
 //     collected as autograd made it.
 //   - A sum that is added to that of an earlier pass of the step is not rounded before.
-//   - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. It
-//     gives its array to the host unconverted, since a wider dtype would hold no more.
+//   - A rank that is alone sends nothing, so `communication_data_type` does not round its sums. Its
+//     array comes down to the tier in host memory as it is, since a wider dtype would hold no more.
 //   - A backend that is not libzero's adds arrays of one dtype, so it sends the sum's dtype if that
 //     is wider.
 #pragma once

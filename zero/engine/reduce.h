@@ -4,8 +4,8 @@
 // A gradient takes these steps. The code has one word for each.
 //   arrive      Autograd's hook hands the gradient over.                      GradientArrivals
 //   collect     It is written or added to its place in the unit's array.      GradientArrivals
-//   adopt       Or it is the array: it is all of a unit that is too large     GradientReduction
-//               for a bucket, and nobody else uses it.
+//   adopt       Instead, a gradient that is all of a unit too large for a     GradientReduction
+//               bucket, and that nobody else uses, becomes the array.
 //   close       No more come: the array's other elements become zero.         GradientReduction
 //   convert     The array is copied to the dtype that is reduced.             GradientReduction
 //   reduce      The ranks add their arrays up: a reduce-scatter, or at        ReductionQueue,

@@ -141,7 +141,7 @@ class StateTable {
   // The next functions are for an update whose parameters are not in force yet
   // (`use_new_parameters` puts them into force), and which is over.
 
-  /// Returns what `read` will return when they are. Until then `before_change` comes before that.
+  /// Returns what `read` will return once they are in force. `before_change` comes before that.
   at::Tensor read_new(int64_t unit, State state, partition::Range elements) const;
   at::Tensor read_new(int64_t unit, State state) const { return read_new(unit, state, all(unit)); }
   /// Does as `write`, to the values that `read_new` returns. The parameters in force do not change.

@@ -23,8 +23,8 @@
 // As a rule only a few slices wait for their turn. More may wait if their units may be updated in
 // the next forward pass: as many as fit into memory that activations have left. Backward frees that
 // memory as it goes on. The next forward pass needs it again, and completes the updates as it goes
-// on. The limit is the largest amount that was held before the first such update, since waiting
-// slices would raise a later peak.
+// on. Slices wait while the host allocator holds less than its peak before the first such update.
+// That peak is taken once, since waiting slices would raise a later one.
 //
 // In fp16 a step may overflow. That is known when all gradients are there, and by then other units
 // have been updated. Their updates are taken back. States on a disk have two copies for this: the

@@ -37,12 +37,18 @@ constexpr std::string_view kPeftPrefix = "base_model.model.";
 constexpr std::string_view kHead = "lm_head";  // stands beside the part that a prefix names
 
 // Keys that say how an adapter began, where its model came from, or who wrote it.
-constexpr std::array<std::string_view, 17> kWithoutEffect{
-    "auto_mapping",   "base_model_name_or_path", "corda_config",      "eva_config",
-    "fan_in_fan_out", "inference_mode",          "init_lora_weights", "layers_pattern",
-    "loftq_config",   "lora_ga_config",          "megatron_config",   "megatron_core",
-    "peft_version",   "qalora_group_size",       "revision",          "runtime_config",
-    "task_type"};
+constexpr std::array<std::string_view, 16> kWithoutEffect{
+    "auto_mapping",      "base_model_name_or_path",
+    "corda_config",      "eva_config",
+    "fan_in_fan_out",    "inference_mode",
+    "layers_pattern",    "loftq_config",
+    "lora_ga_config",    "megatron_config",
+    "megatron_core",     "peft_version",
+    "qalora_group_size", "revision",
+    "runtime_config",    "task_type"};
+// Values of init_lora_weights that leave the weights beneath as they are. The others (PiSSA, OLoRA,
+// CorDA, LoftQ, LoRA-GA) change them when an adapter is made.
+constexpr std::array<std::string_view, 3> kInitialValues{"gaussian", "eva", "orthogonal"};
 
 // Keys that are read below.
 constexpr std::array<std::string_view, 9> kRead{"peft_type",       "r",          "lora_alpha",
@@ -61,6 +67,10 @@ bool is_among(const Keys& keys, std::string_view key) {
 void check_keys(const ConfigReader& config) {
   for (const auto& [key, value] : config.object().items()) {
     if (!has_value(value) || is_among(kRead, key) || is_among(kWithoutEffect, key)) continue;
+    if (key == "init_lora_weights" &&
+        (value == true ||
+         (value.is_string() && is_among(kInitialValues, value.get<std::string>()))))
+      continue;
     throw ConfigError(fmt::format("{}: key '{}' is {}, which libzero does not compute.",
                                   config.source(), key, excerpt(value.dump())));
   }

@@ -151,8 +151,11 @@ std::vector<Found> targets_of(const nn::Module& root, const std::vector<Found>& 
   std::string saved_path;  // of the saved module that was met last; those below follow it
   std::vector<Found> targets;
   for (const auto& found : modules) {
-    if (saved.matches(found.path)) saved_path = found.path + ".";
-    const bool is_saved = !saved_path.empty() && (found.path + ".").starts_with(saved_path);
+    bool is_saved = !saved_path.empty() && found.path.starts_with(saved_path);
+    if (saved.matches(found.path) && !is_saved) {
+      saved_path = found.path + ".";
+      is_saved = true;
+    }
     const bool wanted =
         pattern.all_linear ? is_linear(found) && !is_saved : matcher.matches(found.path);
     if (!wanted) continue;
@@ -206,8 +209,12 @@ std::vector<std::string> parameters_of(const std::vector<Found>& modules,
             found.path, target.path));
       }
     }
-    for (const auto& parameter : found.module->named_parameters())
-      names.push_back(found.path + "." + parameter.key());
+    for (const auto& parameter : found.module->named_parameters()) {
+      auto name = found.path + "." + parameter.key();
+      // A module and one below it may both be named.
+      if (std::find(names.begin(), names.end(), name) == names.end())
+        names.push_back(std::move(name));
+    }
   }
   if (const auto missing = matcher.missing(); !missing.empty()) {
     throw ConfigError(
