@@ -50,7 +50,8 @@ class WithoutMemory {
   explicit WithoutMemory(py::object module) : module_(std::move(module)) {}
   WithoutMemory(const WithoutMemory&) = delete;
   WithoutMemory& operator=(const WithoutMemory&) = delete;
-  ~WithoutMemory() {
+  // Only an interpreter that has ended could throw here.
+  ~WithoutMemory() {  // NOLINT(bugprone-exception-escape)
     const py::gil_scoped_acquire gil;
     const py::error_scope under_way;  // an exception that is being thrown
     try {
