@@ -19,6 +19,15 @@
 namespace zero::app {
 namespace {
 
+/// Returns the folder of a checkpoint; of a run's folder that of its newest.
+std::filesystem::path checkpoint_of(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (std::filesystem::exists(folder / Manifest::kFile, ignored)) return folder;
+  const train::RunFolder run(folder);
+  const auto all = run.checkpoints();
+  return all.empty() ? folder : run.checkpoint(all.back());
+}
+
 void inspect(const std::filesystem::path& folder, bool parameters) {
   const auto manifest = read_manifest(folder);
   uint64_t bytes = 0;
@@ -81,11 +90,15 @@ int ckpt(const Arguments& arguments) {
   int64_t last = 1;
   int64_t every = 0;
   auto* shows = parser.add_subcommand("inspect", "Shows what a checkpoint holds.");
-  shows->add_option("folder", folder, "The checkpoint")->required()->type_name("DIR");
+  shows->add_option("folder", folder, "The checkpoint, or a run, whose newest is taken")
+      ->required()
+      ->type_name("DIR");
   shows->add_flag("--parameters", parameters, "List the parameters");
   auto* checks =
       parser.add_subcommand("verify", "Reads every byte of a checkpoint and compares checksums.");
-  checks->add_option("folder", folder, "The checkpoint")->required()->type_name("DIR");
+  checks->add_option("folder", folder, "The checkpoint, or a run, whose newest is taken")
+      ->required()
+      ->type_name("DIR");
   auto* prunes =
       parser.add_subcommand("prune", "Removes a run's old checkpoints, if the newest is sound.");
   prunes->add_option("folder", folder, "The run's folder (--out)")->required()->type_name("DIR");
@@ -100,11 +113,13 @@ int ckpt(const Arguments& arguments) {
   const CheckpointConversions conversions(parser);
   parser.require_subcommand(1);
   if (const auto status = parser.read(arguments)) return *status;
-  if (shows->parsed()) inspect(folder, parameters);
+  if (shows->parsed()) inspect(checkpoint_of(folder), parameters);
   if (checks->parsed()) {
-    const auto manifest = read_manifest(folder);
-    verify(folder, manifest);
-    fmt::print("{} is sound: step {}, {} files\n", folder, manifest.steps, manifest.files.size());
+    const auto place = checkpoint_of(folder);
+    const auto manifest = read_manifest(place);
+    verify(place, manifest);
+    fmt::print("{} is sound: step {}, {} files\n", place.string(), manifest.steps,
+               manifest.files.size());
   }
   if (prunes->parsed()) prune(folder, last, every, best);
   return conversions.run();

@@ -78,6 +78,8 @@ CheckpointConversions::CheckpointConversions(OptionParser& parser) {
       ->check(not_negative());
   reshard_ = add("reshard", "Writes a checkpoint with the files of another number of ranks.", true);
   reshard_->add_option("--ranks", ranks_, "Files to write")->required()->check(positive());
+  reshard_->add_option("--stage", stage_, "The stage that it names; it loads at any")
+      ->check(CLI::Range(0, 3));
 }
 
 int CheckpointConversions::run() const {
@@ -140,7 +142,8 @@ int CheckpointConversions::reshard() const {
         fmt::format("--ranks is {}; at most {} files are written. Checkpoints load at "
                     "any number of ranks.",
                     ranks_, kMostRanks));
-  const auto view = foreign::view_checkpoint(from_);
+  auto view = foreign::view_checkpoint(from_);
+  view.stage = stage_.value_or(view.stage);
   foreign::write_checkpoint(view, to_, static_cast<int>(ranks_));
   report(from_, to_, view, view.left_out, json_);
   return 0;

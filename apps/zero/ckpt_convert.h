@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "apps/zero/options.h"
@@ -29,6 +30,7 @@ class CheckpointConversions {
   std::string form_ = "hf";
   std::string shard_ = "5 GB";
   int64_t ranks_ = 1;
+  std::optional<int> stage_;
   double tolerance_ = 0;
   bool weights_ = false;
   bool json_ = false;

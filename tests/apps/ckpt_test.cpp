@@ -36,7 +36,13 @@ TEST(Ckpt, ConvertsFromAndToOtherPrograms) {
 
   EXPECT_EQ(ckpt({"verify", own}).status, 0);
   EXPECT_THAT(ckpt({"diff", sample, own}).out, HasSubstr("are the same: step 3"));
-  EXPECT_EQ(ckpt({"reshard", own, folder / "three", "--ranks", "3"}).status, 0);
+  EXPECT_EQ(ckpt({"reshard", own, folder / "three", "--ranks", "3", "--stage", "1"}).status, 0);
+  fs::create_directory(folder / "run");
+  fs::rename(folder / "three", folder / "run/checkpoint-3");
+  for (const auto* action : {"inspect", "verify"})
+    EXPECT_THAT(ckpt({action, folder / "run"}).out, HasSubstr("run/checkpoint-3"));
+  EXPECT_THAT(ckpt({"inspect", folder / "run"}).out, HasSubstr("at stage 1 on 3 ranks"));
+  fs::rename(folder / "run/checkpoint-3", folder / "three");
   EXPECT_EQ(ckpt({"diff", folder / "three", own}).status, 0);
   EXPECT_EQ(ckpt({"export", own, folder / "dcp", "--to", "dcp"}).status, 0);
   EXPECT_EQ(ckpt({"diff", folder / "dcp", own}).status, 0);

@@ -116,10 +116,11 @@ TEST(TrainPlan, SaysWhatTheRunTakesAndWritesNothing) {
 // The disk of the run is measured with the machine.
 TEST(TrainPlan, KnowsTheDiskOfTheRun) {
   const TrainFolder folder;
-  const auto planned = folder.train(
-      {"--plan", "--offload-optimizer", "nvme", "--nvme-path", (folder / "").string()});
+  const auto planned = folder.train({"--plan", "--offload-optimizer", "nvme", "--nvme-path",
+                                     (folder / "").string(), "--delayed-update-after", "2"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_THAT(planned.out, HasSubstr("; a disk of "));
+  EXPECT_THAT(planned.out, HasSubstr("The plan has no delayed updates"));
   EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
   const auto nowhere =
       folder.train({"--plan", "--offload-optimizer", "nvme", "--nvme-path", "/nowhere"});
