@@ -107,6 +107,11 @@ def plan(
         loss = _language_loss(model, sequence)
     if recompute is None:
         recompute = _switch_of(model)
+    if not isinstance(optimizer, (str, dict)):
+        raise ConfigError(
+            f"libzero.plan's optimizer is a {type(optimizer).__name__}; it must be a name, as \"AdamW\", or a configuration's "
+            "optimizer section."
+        )
     section = {"type": optimizer, "params": {}} if isinstance(optimizer, str) else optimizer
 
     def traced(samples: int, recomputed: bool) -> _Traced:
@@ -223,6 +228,10 @@ class _FullSequences(TorchFunctionMode):
 @contextmanager
 def _without_memory(model: torch.nn.Module) -> Iterator[None]:
     """While it lives, the module's parameters and buffers are on meta."""
+    before = [
+        (module, dict(vars(module)), dict(module._parameters), dict(module._buffers), set(module._non_persistent_buffers_set))
+        for module in model.modules()
+    ]
     made: dict[int, torch.Tensor] = {}  # tied ones stay tied
     places = [
         (table, name, tensor)
@@ -243,8 +252,14 @@ def _without_memory(model: torch.nn.Module) -> Iterator[None]:
         _list_weights(model)
         yield
     finally:
-        for table, name, tensor in places:
-            table[name] = tensor
+        for module, attributes, parameters, buffers, not_saved in before:  # what forward has made on meta goes, too
+            vars(module).clear()
+            vars(module).update(attributes)
+            for table, values in ((module._parameters, parameters), (module._buffers, buffers)):
+                table.clear()
+                table.update(values)
+            module._non_persistent_buffers_set.clear()
+            module._non_persistent_buffers_set.update(not_saved)
         _list_weights(model)
 
 

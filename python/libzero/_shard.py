@@ -56,9 +56,12 @@ def shard(
     parameters get. Each rank reads its own part of them, in pieces of 16 MiB. A model that was built within
     `libzero.init(values=False)` needs it. Without it all ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
-    CommError; the model is then as it was."""
+    CommError; the model is then as it was. CheckpointError: the model's values are gone where it had some, and another
+    call with `weights` gives it new ones."""
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     text = text_of(config, keywords)
+    if weights is not None and not isinstance(weights, (str, os.PathLike)):
+        raise ConfigError(f"weights is a {type(weights).__name__}; it is the path of a safetensors file, or of a folder.")
     return ShardedOptimizer(
         model, optimizers, text, group or _group(), lenient, native, origin_of(config), cast_forward_inputs, weights
     )
@@ -106,7 +109,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 warnings.warn(text, stacklevel=4)
         self.group = group
         self._model = weakref.ref(model)
-        _build.expect_values(model, weights is not None)
+        files = None if weights is None else os.fspath(weights)
+        absent = _build.expect_values(model, files)
         named = _compile.unwrapped(model.named_parameters(remove_duplicate=False))
         names = {id(parameter): name for name, parameter in reversed(named)}
         groups = _options.groups_of(optimizers, names) if optimizers and native else None
@@ -116,6 +120,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 raise ConfigError("native=False takes one torch optimizer, with several parameter groups where needed.")
             stage, fp16 = settings["zero_optimization"]["stage"], settings["fp16"]["enabled"]
             _zero1.check(optimizers[0], model, native, stage, fp16)
+            if weights is not None:
+                raise ConfigError(
+                    f"weights= is for optimizers that libzero has, and {type(optimizers[0]).__name__} runs as torch's own. "
+                    "Load the weights before libzero.shard, or take AdamW, Adam, SGD, Adagrad, Adafactor or Muon."
+                )
             self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group, settings)
             groups = [(list(names.values()), '{"type": "SGD", "params": {"lr": 0.0}}')]
         if not optimizers:
@@ -141,8 +150,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         _dropped.end_gone(group)
         buffers = _compile.unwrapped(model.named_buffers(remove_duplicate=False))
         self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group, weights is not None)
-        if weights is not None:
-            self._read(os.fspath(weights))
+        if files is not None:
+            self._read(files, absent)
         _dropped.keep(self, self._engine, group)
         self._kinds = [type(each) for each in optimizers for _ in each.param_groups]
         # What the engine takes for trainable, whatever is frozen later.
@@ -173,12 +182,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for each in optimizers:
             _tensor.guard(each, self)
 
-    def _read(self, weights: str) -> None:
+    def _read(self, weights: str, absent: list[torch.nn.Parameter]) -> None:
         try:
             left_over = self._engine.load_pretrained(weights)
         except BaseException:
             self._engine.close()
+            for parameter in absent:
+                parameter.data = _C.absent(parameter)
             raise
+        known = {name for name, _ in _compile.unwrapped(self._model().named_parameters(remove_duplicate=False))}
+        left_over = [name for name in left_over if name not in known]  # the other name of one that is tied
         if left_over and self.group.rank == 0:
             some = ", ".join(left_over[:5]) + ", ..." * (len(left_over) > 5)
             warnings.warn(f"{weights} holds {len(left_over)} tensors that the model does not have: {some}", stacklevel=5)

@@ -112,7 +112,15 @@ def test_predicts_the_memory_of_real_steps(group: Any) -> None:
 def test_leaves_the_module_as_it_is(group: Any) -> None:
     model = Tied().eval()
     before = {name: (id(value), value.clone()) for name, value in model.state_dict(keep_vars=True).items()}
-    plan = libzero.plan(model, loss_of_tied, batch=8, sequence=32, dtype="fp32", hardware=_HERE)
+    model.register_buffer("filled", None)
+
+    def loss(made: Tied, samples: int) -> torch.Tensor:
+        made.filled = torch.ones(3)  # as a mask that the first pass makes
+        made.cache = made.filled * 2
+        return loss_of_tied(made, samples)
+
+    plan = libzero.plan(model, loss, batch=8, sequence=32, dtype="fp32", hardware=_HERE)
+    assert model.filled is None and not hasattr(model, "cache")
     parameters = sum(p.numel() for p in model.parameters())
     assert plan.answer["parameters"] == plan.answer["trained"] == parameters == 64 * 1000 + 2 * 64 + 4 * (64 * 64 + 64)
     assert plan.fits and plan.best["tokens_per_second"] > 0
@@ -209,6 +217,7 @@ def test_bad_input_is_named(group: Any) -> None:
     fails(libzero.ConfigError, "'bandwidth' is 0", loss_of_tied, hardware={"device": "h100", "bandwidth": 0})
     fails(libzero.ConfigError, "cannot be read", loss_of_tied, hardware="/nowhere.json")
     fails(libzero.ConfigError, "AdamX", loss_of_tied, optimizer="AdamX")
+    fails(libzero.ConfigError, "NoneType", loss_of_tied, optimizer=None)
     fails(libzero.ConfigError, "needs a function of its loss")
     fails(libzero.ConfigError, "returned no tensor", lambda model, n: 3.0)
     fails(libzero.ConfigError, "has 32 elements", lambda model, n: model.embedding(torch.zeros(32, dtype=torch.long))[:, 0])

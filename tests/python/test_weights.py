@@ -55,6 +55,69 @@ def test_training_goes_on_as_from_pretrained(group: Any) -> None:
             assert got == wanted, f"{name}, stage {stage}: {got}, {wanted}"
 
 
+class Net(torch.nn.Module):
+    """One parameter has two places, an LSTM refers to its own, and one has an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.nn.Parameter(torch.randn(6, 6))
+        self.first = torch.nn.Linear(6, 6)
+        self.first.weight = both
+        self.lstm = torch.nn.LSTM(6, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.last = torch.nn.Linear(6, 6)
+        self.last.weight = both
+        self.last.bias.decayed = False  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.lstm(self.first(x))[0]))
+
+
+@ranks(1, 2)
+def test_any_module(group: Any) -> None:
+    torch.manual_seed(3)
+    usual = Net()
+    with tempfile.TemporaryDirectory() as place:
+        files = pathlib.Path(place) / "net.pt"
+        torch.save(usual.state_dict(), files)
+        with libzero.init(values=False):
+            model = Net()
+        assert model.first.weight is model.last.weight
+        outputs = []
+        for each, weights in ((usual, None), (model, files)):
+            opt = libzero.shard(each, torch.optim.SGD(each.parameters(), lr=0.1), stage=3, group=group, weights=weights)
+            each(torch.ones(4, 6)).square().sum().backward()
+            opt.step()
+            outputs.append(each(torch.ones(4, 6)))
+            opt.close()
+        assert torch.equal(*outputs)
+        assert model.last.bias.decayed is False
+
+
+@ranks(1)
+def test_a_failed_read_leaves_no_values(group: Any) -> None:
+    source = FIXTURES / "llama"
+    with tempfile.TemporaryDirectory() as place:
+        save_file({"unknown": torch.ones(2)}, pathlib.Path(place) / "model.safetensors")
+        for stage in (0, 3):
+            model = empty(source)
+            adam = torch.optim.AdamW(model.parameters())
+            with expect(libzero.CheckpointError, "embed_tokens"):
+                libzero.shard(model, adam, stage=stage, group=group, weights=place)
+            with expect(RuntimeError):
+                model.lm_head.weight.sum()
+            libzero.shard(model, adam, stage=stage, group=group, weights=source).close()
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with expect(libzero.ConfigError, "running_mean", "meta"):
+        libzero.shard(model, torch.optim.AdamW(model.parameters()), group=group, weights=source)
+    model = empty(source)
+    with expect(libzero.ConfigError, "RMSprop"):
+        libzero.shard(model, torch.optim.RMSprop(model.parameters()), group=group, weights=source)
+    with expect(libzero.ConfigError, "dict"):
+        libzero.shard(model, torch.optim.AdamW(model.parameters()), group=group, weights={})
+
+
 @ranks(2)
 def test_what_files_lack_is_named(group: Any) -> None:
     source = FIXTURES / "llama"
