@@ -68,7 +68,7 @@ constexpr std::array kNames{
     Pair{"construct the Engine", "call libzero.shard"},
     Pair{"Construct a new Engine", "Call libzero.shard again"},
     Pair{"construct a new Engine", "call libzero.shard again"},
-    Pair{"the engine trains Float, BFloat16 and Half. Convert it,",
+    Pair{"the engine trains Float, BFloat16 and Half, and keeps Byte (packed weights). Convert it,",
          "libzero trains float32, bfloat16 and float16. Convert it before libzero.shard "
          "(model.float()),"},
     Pair{"The Engine", "libzero.shard"},

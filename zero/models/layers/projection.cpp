@@ -86,7 +86,7 @@ std::vector<AdaptedWeight> ProjectionImpl::adapted_weights() const {
 }
 
 at::Tensor ProjectionImpl::forward(const at::Tensor& x) {
-  const auto y = tiles ? tiles(x) : own_product(x, bias);
+  auto y = tiles ? tiles(x) : own_product(x, bias);
   if (!low_rank_) return y;
   return low_rank_->add_to(
       y, x, is_training(),
