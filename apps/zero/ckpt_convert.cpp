@@ -112,8 +112,8 @@ int CheckpointConversions::export_to() const {
   }
   if (!packed.empty()) {
     left.push_back(foreign::listed(packed,
-                                   "the values, of which the folder has bytes that other programs "
-                                   "do not read; `zero merge` writes such weights whole"));
+                                   "the values; the folder has the packed bytes, which other "
+                                   "programs do not read, and `zero merge` writes whole weights"));
   }
   report(from_, to_, view, left, json_);
   return 0;

@@ -66,7 +66,7 @@ void add_base_format(OptionParser& parser, BaseFormat& format) {
           [&format, formats](const auto& name) { format = formats.at(name); },
           "Quantise the weights of linear layers first, as the adapter's run did: nf4, or none")
       ->type_name("FORMAT")
-      ->check(CLI::IsMember({"none", "nf4"}));
+      ->check(CLI::IsMember(formats));
 }
 
 double quantity(const char* option, const std::string& text, Quantity what) {

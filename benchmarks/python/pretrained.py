@@ -4,8 +4,8 @@
     benchmarks/python/pretrained.py [--rounds 3] [--layers 8] [--width 768]
 
 It needs torch and transformers (scripts/python_environment.sh), and a build with the Python package. transformers shards by
-from_pretrained(distributed_config=DistributedConfig(fsdp_size=2)), which is FSDP2. Prints a line for each: what loading
-added to the greatest resident memory of a rank, the greatest of the whole run, tokens per second, and the losses.
+from_pretrained(distributed_config=DistributedConfig(fsdp_size=2)), which is FSDP2. Prints a line for each: how much
+loading added to the greatest resident memory of a rank, the greatest of the whole run, tokens per second, and the losses.
 docs/benchmarks.md has what it printed."""
 
 import argparse

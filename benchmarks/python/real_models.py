@@ -1,6 +1,7 @@
-"""Published weights, with the program alone: SmolLM2-135M answers a question and is tuned by LoRA and QLoRA on a page of
-text, MiniLM (a BERT) by LoRA on sentences of two kinds; what was held out gets better, and transformers computes the same
-from the merged folders.
+#!/usr/bin/env python3
+"""Tunes published weights with the program alone. SmolLM2-135M answers a question, and is tuned by LoRA and QLoRA on a page
+of text; MiniLM (a BERT) is tuned on sentences of two kinds. The loss of the held-out part must fall, and transformers must
+compute the same from the merged folders.
 
     benchmarks/python/real_models.py [smollm] [minilm] [--program build/release/zero]
 

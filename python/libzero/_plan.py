@@ -133,7 +133,7 @@ def plan(
 
 
 def _described(device: str, hosts: int, per_host: int | None, hardware: Any) -> str:
-    """The machines as JSON."""
+    """Returns the machines as JSON."""
     if isinstance(hardware, (str, os.PathLike)):
         try:
             with open(hardware, encoding="utf-8") as file:
@@ -162,7 +162,7 @@ def _language_loss(model: torch.nn.Module, sequence: int) -> _Loss:
 
 
 def _switch_of(model: torch.nn.Module) -> _Switch | None:
-    """Of a model of transformers."""
+    """Returns the switch that models of transformers have; None for other modules."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         return None
 

@@ -128,7 +128,7 @@ def test_leaves_the_module_as_it_is(group: Any) -> None:
     for name, value in model.state_dict(keep_vars=True).items():
         assert id(value) == before[name][0] and torch.equal(value, before[name][1]), name
     loss_of_tied(model, 2).backward()
-    # What it says is a configuration that shard takes, and a text.
+    # The plan is a configuration that shard takes, and a text.
     config = {**plan.config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 4}
     libzero.shard(model, torch.optim.AdamW(model.parameters()), config=config).close()
     assert "Tied in fp32, 0.1 M parameters; 8 sequences of 32 tokens; 2 EPYC 9654 on 1 host" in str(plan)
