@@ -330,7 +330,8 @@ TEST(Train, LearnsWithEachOptimizer) {
                               R"({"type": "Lion", "params": {"lr": 0.001}})",
                               R"({"type": "Adagrad", "params": {"lr": 0.01}})",
                               R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 0.003}})",
-                              R"({"type": "Adafactor", "params": {"lr": 0.1}})"}) {
+                              R"({"type": "Adafactor", "params": {"lr": 0.1}})",
+                              R"({"type": "ScheduleFreeAdamW", "params": {"lr": 0.01}})"}) {
     write_file(folder / "config.json", std::string(R"({"optimizer": )") + section + "}");
     const std::string file = folder / "config.json";
     const auto outcome = folder.train(

@@ -172,7 +172,9 @@ std::vector<Choice> make_choices() {
                   optimizer("adagrad", 1, Adagrad{.lr = 1e-2, .initial_accumulator_value = 0.1}),
                   optimizer("lion", 1, Lion{.lr = 1e-3, .weight_decay = 0.1}),
                   optimizer("lamb", 1, Lamb{.lr = 1e-2}, true), optimizer("muon", 1, Muon{}, true),
-                  optimizer("adafactor", 1, Adafactor{}, true)}});
+                  optimizer("adafactor", 1, Adafactor{}, true),
+                  optimizer("schedule_free", 1,
+                            ScheduleFreeAdamW{.lr = 1e-2, .weight_decay = 0.1, .warmup_steps = 2})}});
   all.push_back(
       {"states",
        {{"device", 6},
