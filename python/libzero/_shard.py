@@ -99,8 +99,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
         _check_optimizers(optimizers)
         _check_shapes(model)
+        _compile.install()  # before the next: torch's compiler is imported while tensors are as torch made them
         _tensor.install()
-        _compile.install()
         configuration = _C.Configuration(config, group.size, lenient, origin)
         settings = json.loads(configuration.dump())
         check(settings, lenient)

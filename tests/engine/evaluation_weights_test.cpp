@@ -1,5 +1,5 @@
-// Weights for evaluation (Engine::optimizer_eval): they are the mean that the algorithm says, in the
-// same bits wherever states lie, and training goes on as if nobody had looked at them.
+// Weights for evaluation (Engine::optimizer_eval): they are the mean that the algorithm says, in
+// the same bits wherever states lie, and training goes on as if nobody had looked at them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -43,7 +43,8 @@ std::vector<at::Tensor> states(Engine& engine) {
   return all;
 }
 
-// The weights for evaluation by their formula, from what the engine says of the weights of training.
+// The weights for evaluation by their formula, from what the engine says of the weights of
+// training.
 std::vector<at::Tensor> mean_of(Engine& engine) {
   std::vector<at::Tensor> means;
   const double beta1 = kOptimizer.beta1;
@@ -55,8 +56,8 @@ std::vector<at::Tensor> mean_of(Engine& engine) {
   return means;
 }
 
-// What an evaluation after each second step shows, and the states at the end; `evaluates` false: the
-// states alone.
+// Returns the weights that an evaluation after each second step shows, if it `evaluates`, and the
+// last states.
 std::vector<at::Tensor> run(const Config& c, int ranks, bool evaluates) {
   return of_rank_zero(ranks, [&](auto group) {
     auto net = std::make_shared<Net>();
@@ -91,10 +92,11 @@ TEST(EvaluationWeights, AreTheSameBitsEverywhereAndTrainingGoesOnAsWithoutThem) 
   half.fp16 = true;
   half.loss_scaling = {.initial_power = 4};
   for (const auto& replicated : {config(0), config(0, true), split, half}) {
-    for (const int ranks : {1, 3}) {
-      SCOPED_TRACE(testing::Message() << "bf16 " << replicated.bf16 << " fp16 " << replicated.fp16
-                                      << " split " << replicated.split_master_weights << " ranks "
-                                      << ranks);
+    for (const int ranks :
+         replicated.bf16 || replicated.fp16 ? std::vector{3} : std::vector{1, 3}) {
+      SCOPED_TRACE(testing::Message()
+                   << "bf16 " << replicated.bf16 << " fp16 " << replicated.fp16 << " split "
+                   << replicated.split_master_weights << " ranks " << ranks);
       const auto expected = run(replicated, ranks, true);
       const auto without = run(replicated, ranks, false);
       expect_equal({expected.end() - static_cast<std::ptrdiff_t>(without.size()), expected.end()},
@@ -163,8 +165,8 @@ TEST(EvaluationWeights, OfAParameterWithoutUpdatesAreItsWeights) {
   engine.optimizer_eval();
   EXPECT_FALSE(torch::equal(engine.parameter("a.weight"), initial[0]));
   for (const auto* name : {"b.weight", "c.bias"})
-    EXPECT_TRUE(torch::equal(engine.parameter(name),
-                             initial[std::string(name) == "b.weight" ? 2 : 5]));
+    EXPECT_TRUE(
+        torch::equal(engine.parameter(name), initial[std::string(name) == "b.weight" ? 2 : 5]));
 }
 
 TEST(EvaluationWeights, OfOtherOptimizersAreThoseOfTraining) {

@@ -1,23 +1,25 @@
 // The table of docs/optimizers.md: which optimizer works at which stages, with its states in which
 // place, in which precision. Each combination trains a small network for two steps on two ranks.
 // Where it works its weights and states must have the bits of every other that the optimizer has in
-// that precision; where it is refused, the table has the reason. `scripts/optimizer_table.sh` writes
-// the table.
+// that precision; where it is refused, the table has the reason. `scripts/optimizer_table.sh`
+// writes the table.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "tests/engine/net.h"
@@ -58,8 +60,7 @@ struct Precision {
 std::vector<Precision> precisions() {
   return {{"fp32", [](Config&) {}},
           {"bf16 with fp32 master weights", [](Config& c) { c.bf16 = true; }},
-          {"bf16, split master weights",
-           [](Config& c) { c.bf16 = c.split_master_weights = true; }},
+          {"bf16, split master weights", [](Config& c) { c.bf16 = c.split_master_weights = true; }},
           {"bf16 without master weights",
            [](Config& c) { c.bf16 = c.bf16_master_weights_and_grads = true; }},
           {"fp16 with fp32 master weights",
@@ -79,7 +80,9 @@ struct Place {
 
 std::vector<Place> places() {
   const auto usual = [](Config c, const TemporaryFolder&) { return c; };
-  const auto host = [](Config c, const TemporaryFolder&) { return optimizer_on_host(std::move(c)); };
+  const auto host = [](Config c, const TemporaryFolder&) {
+    return optimizer_on_host(std::move(c));
+  };
   const auto disk = [](Config c, const TemporaryFolder& at) { return on_disk(std::move(c), at); };
   const auto all_host = [](Config c, const TemporaryFolder&) { return all_on_host(std::move(c)); };
   const auto all_disk = [](Config c, const TemporaryFolder& at) {
@@ -137,7 +140,7 @@ std::string cause(const std::string& message) {
   const auto name = text.find("an optimizer is ");
   if (name != std::string::npos) {
     const auto end = text.find(',', name);
-    text = text.substr(0, name) + "the optimizer is one" + text.substr(end);
+    text = text.substr(0, name) + "the optimizer is one" + text.substr(end + 1);
   }
   return text;
 }
@@ -147,23 +150,33 @@ class Table {
   explicit Table(const TemporaryFolder& folder) : folder_(folder) {}
 
   std::string text() {
-    std::string rows = "| optimizer | precision |";
+    std::string rows = "| precision | optimizers |";
     for (const auto& place : places()) rows += fmt::format(" {} |", place.name);
     rows += "\n|---|---|";
     for (size_t i = 0; i < places().size(); ++i) rows += "---|";
     rows += "\n";
-    for (const auto& each : optimizers()) {
-      for (const auto& precision : precisions()) {
-        rows += fmt::format("| {} | {} |", each.name, precision.name);
+    for (const auto& precision : precisions()) {
+      // Optimizers of which the same can be said have one row.
+      std::vector<std::pair<std::string, std::vector<std::string>>> by_cells;
+      for (const auto& each : optimizers()) {
+        std::string cells;
         std::optional<States> expected;
         for (const auto& place : places())
-          rows += fmt::format(" {} |", cell(each, precision, place, expected));
-        rows += "\n";
+          cells += fmt::format(" {} |", cell(each, precision, place, expected));
+        auto row =
+            std::ranges::find(by_cells, cells, [](const auto& known) { return known.first; });
+        if (row == by_cells.end()) row = by_cells.insert(row, {cells, {}});
+        row->second.push_back(each.name);
+      }
+      for (const auto& [cells, names] : by_cells) {
+        rows += fmt::format(
+            "| {} | {} |{}\n", precision.name,
+            names.size() == optimizers().size() ? "all" : fmt::format("{}", fmt::join(names, ", ")),
+            cells);
       }
     }
     rows += "\n";
-    for (size_t i = 0; i < causes_.size(); ++i)
-      rows += fmt::format("{}. {}.\n", i + 1, causes_[i]);
+    for (size_t i = 0; i < causes_.size(); ++i) rows += fmt::format("{}. {}.\n", i + 1, causes_[i]);
     return rows;
   }
 
@@ -173,7 +186,8 @@ class Table {
     std::vector<int> works;
     std::set<size_t> reasons;
     for (const int stage : place.stages) {
-      SCOPED_TRACE(fmt::format("{}, {}, {}, stage {}", each.name, precision.name, place.name, stage));
+      SCOPED_TRACE(
+          fmt::format("{}, {}, {}, stage {}", each.name, precision.name, place.name, stage));
       auto c = config(stage);
       precision.set(c);
       const auto result = train_on_two_ranks(place.put(std::move(c), folder_), each.optimizer);

@@ -136,9 +136,9 @@ TEST(Optimizers, ThreadsDoNotMatter) {
 }
 
 TEST(Optimizers, StatesTakeTheBytesOfTheFormula) {
-  const std::vector<std::pair<Optimizer, int64_t>> bytes{{Adagrad{}, 4}, {Lion{}, 4},  {Lamb{}, 8},
-                                                         {Muon{}, 4},    {AdamW{}, 8}, {Sgd{}, 0},
-                                                         {ScheduleFreeAdamW{}, 8}};
+  const std::vector<std::pair<Optimizer, int64_t>> bytes{
+      {Adagrad{}, 4},          {Lion{}, 4}, {Lamb{}, 8}, {Muon{}, 4}, {AdamW{}, 8}, {Sgd{}, 0},
+      {ScheduleFreeAdamW{}, 8}};
   for (const auto& [optimizer, moments] : bytes) {
     for (const bool bf16 : {false, true}) {
       for (const int stage : {0, 1, 3}) {

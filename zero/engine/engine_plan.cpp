@@ -55,10 +55,9 @@ void EnginePlan::check_evaluated(const Optimizer& optimizer) const {
                                   what, optim::name(optimizer), why));
   };
   refuse(config_.bf16_master_weights_and_grads, "bf16.bf16_master_weights_and_grads is true",
-         "whose steps are smaller than bf16 can add to its iterates.");
+         "whose mean takes in ever smaller shares of its iterates, which bf16 would lose.");
   refuse(config_.optimizer_states != optim::StateFormat::fp32 || config_.bf16_optimizer_states,
-         "data_types.optimizer_state_dtype is not \"fp32\"",
-         "whose state z is a model's weights.");
+         "data_types.optimizer_state_dtype is not \"fp32\"", "whose state z is a model's weights.");
   refuse(timing_.delayed_after.has_value(), "offload_optimizer.delayed_update_after is set",
          "whose weights for evaluation would belong to another step than those of training.");
 }

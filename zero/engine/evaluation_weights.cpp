@@ -28,9 +28,9 @@ std::vector<int64_t> EvaluationWeights::units() const {
   std::vector<int64_t> units;
   for (int64_t u = 0; u < plan_.layout().unit_count(); ++u) {
     if (!plan_.trainable(u)) continue;
-    const bool any = std::ranges::any_of(
-        plan_.layout().unit(u).segments,
-        [&](const auto& segment) { return share_of(segment.parameter).has_value(); });
+    const bool any = std::ranges::any_of(plan_.layout().unit(u).segments, [&](const auto& segment) {
+      return share_of(segment.parameter).has_value();
+    });
     if (any) units.push_back(u);
   }
   return units;

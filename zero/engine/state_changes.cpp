@@ -68,7 +68,8 @@ void StateChanges::change(std::string_view label, const std::function<void()>& w
   const bool wrote = std::ranges::any_of(mine, [](uint8_t unit) { return unit != 0; });
   if (comm::any_rank(plan_.group(), wrote, label)) {
     if (plan_.model().evaluates())
-      flows_.writes().refuse("while the weights for evaluation were in force: Engine::optimizer_train puts those of "
+      flows_.writes().refuse(
+          "while the weights for evaluation were in force: Engine::optimizer_train puts those of "
           "training back");
     check_writes(plan_, flows_, fmt::format("before {}", label));
   }
@@ -117,10 +118,10 @@ void StateChanges::check_between_steps(std::string_view what) const {
 
 void StateChanges::check_trains(std::string_view what) const {
   if (!plan_.model().evaluates()) return;
-  throw Error(
-      fmt::format("{} while the weights for evaluation are in force (Engine::optimizer_eval), which "
-                  "are not those that the optimizer trains. Call Engine::optimizer_train first.",
-                  what));
+  throw Error(fmt::format(
+      "{} while the weights for evaluation are in force (Engine::optimizer_eval), which "
+      "are not those that the optimizer trains. Call Engine::optimizer_train first.",
+      what));
 }
 
 }  // namespace zero

@@ -143,10 +143,10 @@ struct Adafactor {
   static const optim::Algorithm<Adafactor>& algorithm();
 };
 
-/// Schedule-free AdamW (2405.15682), as schedulefree.AdamWScheduleFree: no schedule lowers the rate,
-/// since a mean of all iterates takes its place. Gradients are taken at y, which are the weights of
-/// training, and step t moves z. The weights for evaluation are x, the mean of the z: x_t =
-/// (1 - c_t) x_(t-1) + c_t z_t, and y_t = (1 - beta1) z_t + beta1 x_t. With w_t = min(1, t /
+/// Schedule-free AdamW (2405.15682), as schedulefree.AdamWScheduleFree: no schedule lowers the
+/// rate, since a mean of all iterates takes its place. Gradients are taken at y, which are the
+/// weights of training, and step t moves z. The weights for evaluation are x, the mean of the z:
+/// x_t = (1 - c_t) x_(t-1) + c_t z_t, and y_t = (1 - beta1) z_t + beta1 x_t. With w_t = min(1, t /
 /// warmup_steps)^2 the share c_t is w_t over the sum of w_1 to w_t. Only y and z are kept
 /// (optim::evaluated, Engine::optimizer_eval).
 struct ScheduleFreeAdamW {
@@ -163,7 +163,7 @@ struct ScheduleFreeAdamW {
 };
 
 using Optimizer =
-    std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor, ScheduleFreeAdamW>;
+    std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor, ScheduleFreeAdamW>;  // a value
 
 namespace optim {
 

@@ -53,8 +53,8 @@ int64_t warmup_of(const Options& options) {
   return options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
 }
 
-/// Returns whether the optimizer warms up by itself, and takes no schedule. Throws ConfigError for a
-/// schedule in the settings.
+/// Returns whether the optimizer warms up by itself, and takes no schedule. Throws ConfigError for
+/// a schedule in the settings.
 bool is_schedule_free(const Settings& settings) {
   const auto& options = settings.program;
   const auto& chosen = settings.engine.optimizer;

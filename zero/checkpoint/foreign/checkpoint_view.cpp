@@ -35,9 +35,10 @@ LazyTensor CheckpointView::for_use(const Parameter& parameter, bool widest) cons
   const auto& trained = parameter.weights();
   auto made = widest ? trained : parameter.states.at("parameter");
   if (parameter.optimizer.empty() || parameter.steps == 0) return made;
-  const auto optimizer = *Config::parse(
-      fmt::format("{{\"optimizer\": {}}}", groups.at(static_cast<size_t>(parameter.group))), 1)
-      .optimizer;
+  const auto optimizer =
+      *Config::parse(
+           fmt::format("{{\"optimizer\": {}}}", groups.at(static_cast<size_t>(parameter.group))), 1)
+           .optimizer;
   const auto k = optim::evaluated(optimizer);
   if (!k) return made;
   const auto other = parameter.states.find(std::string(optim::state_names(optimizer).front()));
