@@ -170,7 +170,7 @@ TEST(Planner, MeasuresTheOperatorsOfAModelHere) {
     EXPECT_NEAR(operator_seconds(op, twice_as_fast, at::kFloat),
                 op.modelled > 0 ? op.seconds / 2 : op.seconds, 1e-9 * op.seconds);
   }
-  // One gives a tensor other memory (aten::set_), which no empty tensor has.
+  // One gives a tensor other memory (aten::set_).
   EXPECT_GE(measured, static_cast<int64_t>(traced.operators.size()) - 1);
   printf("%zu operators: %.3f ms computed, %.3f ms measured\n", traced.operators.size(),
          1e3 * before, 1e3 * computed());

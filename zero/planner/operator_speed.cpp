@@ -142,6 +142,9 @@ class Repeated {
 
 int64_t OperatorCalls::index(const c10::OperatorHandle& op,
                              c10::ArrayRef<const c10::IValue> inputs) {
+  // A storage is memory, which would live as long as the trace.
+  if (std::ranges::any_of(inputs, [](const c10::IValue& input) { return input.isStorage(); }))
+    return -1;
   auto key = key_of(op, inputs);
   if (const auto found = known_.find(key); found != known_.end()) return found->second;
   OperatorCall call{.key = key, .op = op, .inputs = {}};

@@ -32,7 +32,8 @@ struct OperatorCall {
 /// The distinct calls of a trace.
 class OperatorCalls {
  public:
-  /// Returns the index of the call, which is kept where it is new.
+  /// Returns the index of the call, which is kept where it is new; below 0 for one that cannot be
+  /// run without the memory that it was given.
   int64_t index(const c10::OperatorHandle& op, c10::ArrayRef<const c10::IValue> inputs);
   const std::vector<OperatorCall>& all() const { return all_; }
 
