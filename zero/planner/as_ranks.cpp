@@ -50,7 +50,8 @@ double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
     together.arrive_and_wait();
     if (std::ranges::any_of(failures, [](const auto& failure) { return failure != nullptr; }))
       return;
-    const int count = std::clamp(static_cast<int>(kSeconds / std::max(second, 1e-9)), kLeast, kMost);
+    const int count =
+        std::clamp(static_cast<int>(kSeconds / std::max(second, 1e-9)), kLeast, kMost);
     std::vector<double> times;
     for (int i = 0; i < count; ++i) times.push_back(seconds_of(work));
     std::ranges::nth_element(times, times.begin() + count / 2);

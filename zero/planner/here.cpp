@@ -66,11 +66,10 @@ Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folder
   constexpr int64_t kElements = int64_t{1} << 24;
   constexpr double kBytes = 4.0 * kElements;
   const auto numbers = [] { return at::ones({kElements}, at::kFloat); };
-  device.bandwidth = 3 * kBytes / seconds_as_ranks(ranks, [&]() -> Work {
-                       return [a = numbers(), b = numbers(), c = numbers()]() mutable {
-                         at::add_out(c, a, b);
-                       };
-                     });
+  device.bandwidth =
+      3 * kBytes / seconds_as_ranks(ranks, [&]() -> Work {
+        return [a = numbers(), b = numbers(), c = numbers()]() mutable { at::add_out(c, a, b); };
+      });
   // Ranks of a host read each other's memory: a message is a copy, of which all make theirs at
   // once.
   device.link = kBytes / seconds_as_ranks(ranks, [&]() -> Work {

@@ -98,7 +98,7 @@ bool multiplied_as_layers_do(const std::string& name, torch::jit::Stack& stack) 
   return false;
 }
 
-/// What one thread does again and again: it runs a call, each time with the next of several sets of
+/// One thread does this again and again: it runs a call, each time with the next of several sets of
 /// inputs. In a step an operator's inputs are not in the nearest caches either, since other
 /// operators came between.
 class Repeated {
@@ -176,8 +176,7 @@ void OperatorSpeed::measure(Trace& trace, const Device& device, at::ScalarType d
   for (auto& op : trace.operators) {
     if (op.call < 0) continue;
     const auto& call = trace.calls->all()[static_cast<size_t>(op.call)];
-    const double modelled =
-        operator_seconds({.flops = op.flops, .bytes = op.bytes}, device, dtype);
+    const double modelled = operator_seconds({.flops = op.flops, .bytes = op.bytes}, device, dtype);
     auto found = known_.find(call.key);
     if (found == known_.end()) {
       if (modelled > kLongest || spent_ > kAll) continue;

@@ -57,7 +57,7 @@ class OperatorSpeed {
   double seconds_of(const OperatorCall& call) const;
 
   int64_t ranks_;
-  double spent_ = 0;  // seconds
+  double spent_ = 0;                                  // seconds
   std::map<std::string, double, std::less<>> known_;  // below 0: it cannot be run by itself
 };
 
