@@ -4,7 +4,8 @@
     benchmarks/tune_grid.py build/release/zero [--steps 8] [--json FILE]
 
 The grid is every stage, micro-batch and recomputation of a global batch on two ranks. Each setting runs in each of two turns, and the median of
-all its steps behind the first two counts. `zero tune` may make a fifth as many runs as the grid has settings.
+all its steps behind the first two counts. The fastest of many is partly so by chance: it and the choices of `zero tune` and of the planner then
+run against each other in turns, whose medians are compared. `zero tune` may make about a fifth as many runs as the grid has settings.
 """
 
 import argparse
@@ -35,6 +36,14 @@ def times(program: str, folder: Path, model: list[str], setting: Setting, steps:
     return [line["step_ms"] for line in lines if "event" not in line and line["step"] > WARM_UP]
 
 
+def against_each_other(program: str, folder: Path, model: list[str], settings: list[Setting], arguments: argparse.Namespace) -> dict[Setting, float]:
+    measured: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    for turn in range(arguments.turns):
+        for setting in list(measured) if turn % 2 == 0 else list(measured)[::-1]:
+            measured[setting] += times(program, folder, model, setting, arguments.steps)
+    return {setting: statistics.median(values) for setting, values in measured.items()}
+
+
 def setting_of(config: dict) -> Setting:
     recomputed = config.get("activation_checkpointing", {}).get("every", 0)
     return config.get("zero_optimization", {}).get("stage", 0), config["train_micro_batch_size_per_gpu"], min(recomputed, 1)
@@ -48,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=6, help="turns in which the choices run against each other")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     program = arguments.program
@@ -75,8 +85,9 @@ def main() -> None:
                     measured[setting] += times(program, folder, common, setting, arguments.steps)
             medians = {setting: statistics.median(values) for setting, values in measured.items()}
             best, worst = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-            row = {"model": model, "best": words(best), "best_ms": medians[best], "worst_ms": medians[worst], "tuned": words(tuned), "tuned_off": medians[tuned] / medians[best] - 1,
-                   "runs": runs, "planned": words(planned), "planned_off": medians[planned] / medians[best] - 1}  # fmt: skip
+            again = against_each_other(program, folder, common, [best, tuned, planned], arguments)
+            row = {"model": model, "best": words(best), "best_ms": medians[best], "worst_ms": medians[worst], "tuned": words(tuned), "tuned_off": again[tuned] / again[best] - 1,
+                   "runs": runs, "planned": words(planned), "planned_off": again[planned] / again[best] - 1}  # fmt: skip
             results.append(row)
             print(f"{model}, {dtype}: best {row['best']} ({row['best_ms']:.0f} ms; worst {row['worst_ms']:.0f}); tuned in {runs} runs: {row['tuned']} ({100 * row['tuned_off']:+.1f} %); "
                   f"the planner's first: {row['planned']} ({100 * row['planned_off']:+.1f} %)", flush=True)  # fmt: skip
