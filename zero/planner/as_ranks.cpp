@@ -26,7 +26,7 @@ double seconds_of(const Work& work) {
 }  // namespace
 
 double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
-  constexpr double kSeconds = 0.03;
+  constexpr double kSeconds = 0.02;
   constexpr int kLeast = 3, kMost = 100;
   (void)HostAllocator::instance();  // a run has it too
   const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());

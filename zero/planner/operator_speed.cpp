@@ -67,17 +67,18 @@ std::string key_of(const c10::OperatorHandle& op, c10::ArrayRef<const c10::IValu
   return key;
 }
 
-// Values that neither overflow nor vanish in any operator. Indices are 0, which every table has.
+// Values that neither overflow nor vanish in any operator: a processor's time does not depend on
+// others. Indices are 0, which every table has.
 at::Tensor with_values(const at::Tensor& shape) {
   auto tensor = at::empty_strided(shape.sizes(), shape.strides(),
                                   at::TensorOptions(shape.scalar_type()).device(at::kCPU));
-  constexpr double kMost = 0.1;
+  constexpr double kValue = 0.05;
   if (at::isFloatingType(tensor.scalar_type())) {
     // A tensor that was expanded has elements at the same place, which cannot be written at once.
     auto elements = at::empty({0}, tensor.options());
     elements.set_(tensor.storage(), 0,
                   {static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size())}, {1});
-    elements.uniform_(0, kMost);
+    elements.fill_(kValue);
   } else {
     std::fill_n(static_cast<char*>(tensor.storage().mutable_data()), tensor.storage().nbytes(), 0);
   }
