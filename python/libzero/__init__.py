@@ -16,10 +16,11 @@ from ._compile import backend
 from ._group import group
 from ._loss import linear_cross_entropy
 from ._plan import Plan, plan
+from ._quantize import quantize_frozen
 from ._shard import Gathered, ShardedOptimizer, gathered, shard
 
 __all__ = [
     "CheckpointError", "CommError", "ConfigError", "Error", "Gathered", "Group", "NotFinite", "OutOfMemory",
     "Plan", "ShardedOptimizer", "StoreError", "backend", "checkpoint", "gathered", "group", "init",
-    "linear_cross_entropy", "plan", "shard",
+    "linear_cross_entropy", "plan", "quantize_frozen", "shard",
 ]  # fmt: skip

@@ -6,6 +6,7 @@
 #include "binding.h"
 #include "zero/device/plugin.h"
 #include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/nf4_weight.h"
 
 PYBIND11_MODULE(_C, module) {
   zero::python::bind_errors(module);
@@ -20,6 +21,9 @@ PYBIND11_MODULE(_C, module) {
       return zero::linear_cross_entropy(hidden, weight, targets,
                                         {.label_smoothing = label_smoothing, .divisor = divisor});
     });
+  });
+  module.def("nf4_packed", [](const at::Tensor& values) {
+    return zero::python::released([&] { return zero::nf4_packed(values); });
   });
   module.def("load_device_plugin", [](const std::string& type) {
     zero::python::released([&] { zero::load_device_plugin(c10::Device(type).type()); });

@@ -1,0 +1,90 @@
+"""Frozen weights of linear layers in 4 bits (QLoRA), as bytes that are sharded and gathered as such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _C
+
+
+def quantize_frozen(model: torch.nn.Module) -> int:
+    """Replaces the frozen `torch.nn.Linear` layers of `model` by layers whose weights are kept in NF4 with double quantisation, 4.127 bits a
+    number, and returns how many it replaced. Call it after `peft.get_peft_model`, which freezes the base model, and before `shard`:
+
+        model = peft.get_peft_model(model, peft.LoraConfig(...))
+        libzero.quantize_frozen(model)
+        opt = libzero.shard(model, torch.optim.AdamW(p for p in model.parameters() if p.requires_grad), stage=3)
+
+    A layer is frozen if its weight does not require gradients. Weights that other modules hold too (a tied head) stay as they are, and so do
+    layers of other classes. The numbers are those of `zero train --lora-quantize-base nf4`, bit for bit (docs/fine-tuning.md). A product
+    computes in the dtype that the weight had.
+
+    Throws ConfigError if there is no such layer, and for a weight that is not in fp32, bf16 or fp16 on the CPU."""
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    layers: dict[int, Nf4Linear] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if type(module) is not torch.nn.Linear or module.weight.requires_grad or holders[id(module.weight)] > 1:
+            continue
+        if not name:
+            raise _C.ConfigError("quantize_frozen replaces layers of a model, and was given a single linear layer. Give a module that holds it.")
+        weight = module.weight
+        if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16) or weight.device.type != "cpu":
+            raise _C.ConfigError(
+                f"quantize_frozen takes weights in fp32, bf16 or fp16 on the CPU, and '{name}.weight' is {weight.dtype} on {weight.device}. "
+                "Quantise the model before it is moved."
+            )
+        if id(module) not in layers:  # one layer may stand at several places
+            layers[id(module)] = Nf4Linear(module)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layers[id(module)])
+    if not layers:
+        raise _C.ConfigError(
+            "The frozen weights of linear layers were to be quantised, and the model has none. Freeze them first, as peft.get_peft_model does."
+        )
+    return len(layers)
+
+
+class Nf4Linear(torch.nn.Module):
+    """A linear layer whose frozen weight is a vector of bytes."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
+        self.weight = torch.nn.Parameter(_C.nf4_packed(layer.weight.detach()), requires_grad=False)
+        self.bias = layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = _Product.apply(x, self.weight, self.out_features, self.in_features, self.dtype)
+        return product if self.bias is None else product + self.bias
+
+    def values(self) -> torch.Tensor:
+        """Returns the weight as it is read back, (out_features, in_features)."""
+        return _values(self.weight, self.out_features, self.in_features, self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, nf4"
+
+
+def _values(packed: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    values: torch.Tensor = torch.ops.zero.nf4_values(packed, rows, columns, dtype)
+    return values
+
+
+class _Product(torch.autograd.Function):
+    """x W^T, whose W is read back in each pass, so that it lives as long as the product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        ctx.save_for_backward(packed)
+        ctx.shape = (rows, columns, dtype)
+        return x @ _values(packed, rows, columns, dtype).t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        return gradients[0] @ _values(packed, *ctx.shape), None, None, None, None
