@@ -1,5 +1,6 @@
 #include "zero/checkpoint/foreign/checkpoint_view.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
