@@ -13,6 +13,7 @@
 #include "zero/comm/group.h"
 #include "zero/config/config.h"
 #include "zero/config/settings.h"
+#include "zero/device/deterministic.h"
 #include "zero/device/plugin.h"
 #include "zero/engine/anomaly_watch.h"
 #include "zero/engine/engine.h"

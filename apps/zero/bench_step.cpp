@@ -35,6 +35,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
+#include "zero/device/deterministic.h"
 #include "zero/device/memory.h"
 #include "zero/device/stream.h"
 #include "zero/engine/engine.h"
@@ -113,6 +114,7 @@ struct Options {
   std::vector<int> stages{0, 1, 2, 3};
   std::vector<std::string> sharding;  // of kSharding
   bool lockstep = false;
+  bool deterministic = false;
   std::string device = "cpu";
   bool mfu = false;
   int64_t live_parameters = Config{}.max_live_parameters;
@@ -154,6 +156,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       "--lockstep", options.lockstep,
       "Also independent trainers that meet after each step and exchange nothing, and each "
       "stage's tax beside them, which is what ZeRO itself costs");
+  parser.add_flag("--deterministic", options.deterministic,
+                  "Use operators that give the same bits each time, on every device");
   parser
       .add_option("--bucket-size", options.bucket_size,
                   "Bytes that are gathered and reduced at once")
@@ -563,13 +567,17 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
   const auto sizes = model_of(options);
   const bool reports = ranks->rank() == 0;
   const auto start = machine();
+  const DeterministicOperators deterministic(options.deterministic);
   if (reports) {
     fmt::print(
         "machine   {}\nmodel     {}, {} parameters, {}; micro-batch {}, sequence {}\n"
-        "ranks     {}, each {} thread{}; {} rounds of {} steps after {} to warm up\n\n",
+        "ranks     {}, each {} thread{}; {} rounds of {} steps after {} to warm up\n"
+        "operators {}\n\n",
         describe(start), options.model, sizes.parameter_count(), options.dtype, options.micro_batch,
         options.seq, places_of(ranks->topology()), options.threads, options.threads == 1 ? "" : "s",
-        options.rounds, options.steps, options.warmup);
+        options.rounds, options.steps, options.warmup,
+        options.deterministic ? "the same bits each time (--deterministic)"
+                              : "the fastest; on a GPU some may give other bits each time");
     std::fflush(stdout);
   }
   const bool with_products = options.mfu || !ranks->device().is_cpu();
@@ -612,6 +620,7 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
                         {"warmup", options.warmup},
                         {"rounds", options.rounds},
                         {"lockstep", options.lockstep},
+                        {"deterministic", options.deterministic},
                         {"device", ranks->device().str()},
                         {"products_flop_per_s", with_products ? Json(products) : Json()},
                         {"bucket_size", options.bucket_size},

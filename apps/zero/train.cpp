@@ -177,7 +177,7 @@ int train(const Arguments& arguments) {
   if (source && ranks.launched() && !has_copies && !plans)
     reading = train::read_ahead(*source, ranks.rank(), ranks.size());
   // The process that only starts the others leaves warnings to the first of them.
-  const bool tells = ranks.first() && (ranks.launched() || ranks.size() == 1);
+  const bool tells = ranks.first() && (plans || ranks.launched() || ranks.size() == 1);
   const auto tell = [&](std::string_view warning) {
     if (tells) warn(warning);
   };

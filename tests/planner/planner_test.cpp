@@ -12,6 +12,8 @@
 #include "zero/base/error.h"
 #include "zero/config/settings.h"
 #include "zero/models/architectures.h"
+#include "zero/planner/here.h"
+#include "zero/planner/operator_speed.h"
 
 namespace zero::plan {
 namespace {
@@ -137,6 +139,45 @@ TEST(Planner, ScalesToThousandsOfRanks) {
     EXPECT_LT(point.efficiency, 1.01);
   }
   printf("three clusters in %.2f s\n", seconds.count());
+}
+
+// On this machine the operators are run, and those that cannot be run keep their computed times.
+TEST(Planner, MeasuresTheOperatorsOfAModelHere) {
+  const auto here = measured_here(2);
+  EXPECT_TRUE(here.measured);
+  EXPECT_FALSE(cluster_from_json(to_json(here), "again").measured);
+  const auto model = language_model_config_from_json(gpt2(2, 64, 32), "test");
+  auto traced = trace(*model, 2, 32, 0, {.host = true});
+  const auto computed = [&] {
+    double sum = 0;
+    for (const auto& op : traced.operators) sum += operator_seconds(op, here.device, at::kFloat);
+    return sum;
+  };
+  const double before = computed();
+  OperatorSpeed speed(2);
+  speed.measure(traced, here.device, at::kFloat);
+  int64_t measured = 0;
+  auto twice_as_fast = here.device;
+  twice_as_fast.flops_fp32 *= 2;
+  twice_as_fast.bandwidth *= 2;
+  for (const auto& op : traced.operators) {
+    if (op.seconds == 0) {
+      printf("not measured: %s\n", traced.names[static_cast<size_t>(op.name)].c_str());
+      continue;
+    }
+    ++measured;
+    EXPECT_DOUBLE_EQ(operator_seconds(op, here.device, at::kFloat), op.seconds);
+    EXPECT_NEAR(operator_seconds(op, twice_as_fast, at::kFloat),
+                op.modelled > 0 ? op.seconds / 2 : op.seconds, 1e-9 * op.seconds);
+  }
+  // One gives a tensor other memory (aten::set_).
+  EXPECT_GE(measured, static_cast<int64_t>(traced.operators.size()) - 1);
+  printf("%zu operators: %.3f ms computed, %.3f ms measured\n", traced.operators.size(),
+         1e3 * before, 1e3 * computed());
+  // Equal layers have equal calls, which are run once.
+  EXPECT_LT(traced.calls->all().size(), traced.operators.size() / 2);
+  // A described CPU is not this machine.
+  EXPECT_EQ(trace(*model, 2, 32).calls, nullptr);
 }
 
 TEST(Planner, RefusesWhatMakesNoSense) {

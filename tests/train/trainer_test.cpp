@@ -1,12 +1,14 @@
 // The training loop from C++, without the program.
 #include "zero/train/trainer.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -16,6 +18,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/data/prepare.h"
+#include "zero/device/deterministic.h"
 #include "zero/models/architectures.h"
 #include "zero/train/monitors.h"
 #include "zero/train/resume.h"
@@ -95,6 +98,44 @@ class TrainerTest : public ::testing::Test {
   Options options_;
   Config config_;
 };
+
+// Sees in each step whether operators are asked to be deterministic, and calls one that is not.
+class DeterministicWatch final : public Monitor {
+ public:
+  explicit DeterministicWatch(std::vector<bool>& seen) : seen_(seen) {}
+  void step(const StepReport& report) override {
+    seen_.push_back(DeterministicOperators::active());
+    if (report.step != 2) return;
+    auto to = at::zeros({4});
+    EXPECT_EQ(throws([&] { to.put_(at::zeros({2}, at::kLong), at::ones({2})); }), seen_.back());
+  }
+
+ private:
+  static bool throws(const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("put_"));
+      return true;
+    }
+    return false;
+  }
+
+  std::vector<bool>& seen_;
+};
+
+TEST_F(TrainerTest, AsksForDeterministicOperatorsWhileItTrains) {
+  for (const bool asked : {false, true}) {
+    options_.deterministic = asked;
+    options_.overwrite = true;
+    std::vector<bool> seen;
+    Trainer trainer(settings(), comm::single(),
+                    monitors(std::make_unique<DeterministicWatch>(seen)));
+    EXPECT_EQ(trainer.train(), 0);
+    EXPECT_EQ(seen, std::vector<bool>(4, asked));
+    EXPECT_FALSE(DeterministicOperators::active());
+  }
+}
 
 TEST_F(TrainerTest, ReportsToTheMonitorsOfItsCaller) {
   Heard heard;

@@ -989,6 +989,14 @@ void add_program(All& all) {
              .option = "--detect-anomaly",
              .cost = "Time for a pass over each output."},
             &Program::detect_anomaly);
+  train.add("deterministic",
+            {.sentence = "Use operators that give the same bits each time, on every device",
+             .details = "On a CPU they do so anyway. On a GPU the stages, and a run and its "
+                        "repetition, have equal bits only with this. An operator of which LibTorch "
+                        "has no such kernel is an error that names it.",
+             .option = "--deterministic",
+             .cost = "On a GPU time, since some kernels are slower."},
+            &Program::deterministic);
   train.add("check_replicas",
             {.sentence = "Steps between checks that ranks which hold the same parameters have "
                          "equal values; 0: no checks",

@@ -137,6 +137,7 @@ struct ProgramSettings {
   bool group_norms = false;  ///< gradient norms of the parameter groups, in log.jsonl
   /// Checks each operator's output; otherwise only those of a step that failed, which is run again.
   bool detect_anomaly = false;
+  bool deterministic = false;  ///< operators give the same bits each time (DeterministicOperators)
   /// The steps between comparisons of parameters that several ranks should hold equally; 0: none.
   int64_t check_replicas = 100;
   bool skip_spikes = false;  ///< a loss far above those before is left out of the updates

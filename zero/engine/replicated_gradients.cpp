@@ -40,7 +40,6 @@ class WholeGradient {
  public:
   WholeGradient(const ReductionContext& context, int64_t unit)
       : context_(context), unit_(unit), whole_(make_whole(Category::gradients)) {
-    ensure(plan().gradients_at != Tier::disk, "only sharded gradients go to a disk");
     cell() = on_host() ? make_on_host(Category::host_gradients) : owned();
     if (context_.settings.doubled)
       other_ =

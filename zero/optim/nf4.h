@@ -21,8 +21,8 @@
 //   4 S   the second scales
 //   B     the codes of the scales
 // which is 4 + 8/64 + 32/(64 * 256) = 4.127 bits an element, and 4 bytes for each matrix. If an
-// element is infinite or NaN, the mean is NaN, and so is the whole matrix when it is read: it does
-// not go unnoticed.
+// element is infinite or NaN, so is the mean, and no element is finite when the matrix is read: it
+// does not go unnoticed.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -129,6 +129,14 @@ bool plain(const Candidate& c) {
          c.config.optimizer_states == optim::StateFormat::fp32;
 }
 
+const Trace& Traces::timed(const Config& config, int64_t micro_batch, int64_t recompute) {
+  const auto& trace = of(config, micro_batch, recompute);
+  if (!question_.cluster.measured || !timed_.insert(&trace).second) return trace;
+  auto& measured = *all_[{micro_batch, recompute, trace_options(config, true).gradients_apart}];
+  speed_.measure(measured, question_.cluster.device, config.parameter_dtype());
+  return measured;
+}
+
 void Table::fill() {
   const auto sizes = micro_batches(question);
   const int64_t of_rank = question.global_batch / question.cluster.ranks();
@@ -179,7 +187,7 @@ void Table::measure_all() {
 }
 
 void Table::time(Candidate& candidate) {
-  const auto& trace = traces.of(candidate.config, candidate.micro_batch, candidate.recompute);
+  const auto& trace = traces.timed(candidate.config, candidate.micro_batch, candidate.recompute);
   const auto& plain = traces.of(candidate.config, candidate.micro_batch, 0);
   measure(candidate, question, trace, plain.flops() / static_cast<double>(candidate.micro_batch));
 }
@@ -220,7 +228,7 @@ void Table::split_times(size_t most) {
 }
 
 void Table::find_parts(Candidate& c) {
-  c.time = simulate(traces.of(c.config, c.micro_batch, c.recompute), c.config, question.cluster);
+  c.time = simulate(traces.timed(c.config, c.micro_batch, c.recompute), c.config, question.cluster);
 }
 
 void Table::time_in_parts(Candidate& candidate) {

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <tuple>
 #include <vector>
 
+#include "zero/planner/operator_speed.h"
 #include "zero/planner/planner.h"
 
 namespace zero::plan {
@@ -30,16 +32,21 @@ bool plain(const Candidate& candidate);
 /// Traces, each made once.
 class Traces {
  public:
-  explicit Traces(const Question& question) : question_(question) {}
+  explicit Traces(const Question& question)
+      : question_(question), speed_(question.cluster.per_host) {}
   const Trace& of(const Config& config, int64_t micro_batch, int64_t recompute) {
     const auto options = trace_options(config, question_.cluster.device.cpu);
     auto& trace = all_[{micro_batch, recompute, options.gradients_apart}];
     if (!trace) trace = std::make_unique<Trace>(question_.trace(micro_batch, recompute, options));
     return *trace;
   }
+  /// The same, with its operators measured if the cluster is this machine.
+  const Trace& timed(const Config& config, int64_t micro_batch, int64_t recompute);
 
  private:
   const Question& question_;
+  OperatorSpeed speed_;
+  std::set<const Trace*> timed_;
   std::map<std::tuple<int64_t, int64_t, bool>, std::unique_ptr<Trace>> all_;
 };
 

@@ -4,7 +4,7 @@
 // An operator takes flops / (peak x products) or bytes / (bandwidth x streams), whichever is
 // longer. `products` is what large matrix products reach of the peak. Both belong to a stack of
 // software as much as to a device, so a measured value is better than a preset's (`efficiency` in
-// docs/zero-plan.md).
+// docs/zero-plan.md). On this machine each operator is measured instead (operator_speed.h).
 #pragma once
 
 #include <cstdint>
@@ -54,6 +54,7 @@ struct Cluster {
   double nvme = 0;             ///< bytes a second of a host's disks, reads and writes; 0: no disk
   double nvme_bytes = 20e12;   ///< their size
   double host_update = 100e9;  ///< bytes a second that updates on a host pass over
+  bool measured = false;       ///< it is the machine that this process runs on
 
   int64_t ranks() const { return hosts * per_host; }
 };

@@ -1,12 +1,10 @@
 #include "zero/planner/here.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <numeric>
 #include <set>
@@ -14,25 +12,26 @@
 
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
-#include "zero/models/layers/product_speed.h"
+#include "zero/models/layers/matmul.h"
+#include "zero/planner/as_ranks.h"
 #include "zero/store/speed.h"
 
 namespace zero::plan {
 namespace {
 
-/// Returns the least seconds that `work` takes, of several times after a first one.
-template <class Work>
-double least_seconds(const Work& work) {
-  using Clock = std::chrono::steady_clock;
-  constexpr int kTimes = 5;
-  work();
-  double least = 1e30;
-  for (int i = 0; i < kTimes; ++i) {
-    const auto begin = Clock::now();
-    work();
-    least = std::min(least, std::chrono::duration<double>(Clock::now() - begin).count());
+/// Returns what a rank reaches in the product of matrices of a size that suits it, FLOPs a second.
+double product_speed(at::ScalarType dtype, int64_t ranks) {
+  double best = 0;
+  for (const int64_t size : {512, 1024, 1536}) {
+    const double seconds = seconds_as_ranks(ranks, [&]() -> Work {
+      const auto a = at::full({size, size}, 0.5, dtype);
+      const auto b = at::full({size, size}, 0.25, dtype);
+      return [a, b] { (void)product(a, b); };
+    });
+    const auto n = static_cast<double>(size);
+    best = std::max(best, 2 * n * n * n / seconds);
   }
-  return least;
+  return best;
 }
 
 /// Returns the bytes that are free on the disks of these folders, each disk once.
@@ -61,26 +60,30 @@ Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folder
   device.products = 1;
   device.streams = 1;
   device.cpu = true;
-  device.flops_fp32 = best_product_speed(at::kFloat) / share;
-  device.flops = best_product_speed(at::kBFloat16) / share;
+  device.flops_fp32 = product_speed(at::kFloat, ranks);
+  device.flops = product_speed(at::kBFloat16, ranks);
   // Larger than caches, and small beside memory.
   constexpr int64_t kElements = int64_t{1} << 24;
   constexpr double kBytes = 4.0 * kElements;
-  const auto a = at::ones({kElements}, at::kFloat);
-  const auto b = at::ones({kElements}, at::kFloat);
-  auto c = at::empty({kElements}, at::kFloat);
-  device.bandwidth = 3 * kBytes / least_seconds([&] { at::add_out(c, a, b); }) / share;
+  const auto numbers = [] { return at::ones({kElements}, at::kFloat); };
+  device.bandwidth =
+      3 * kBytes / seconds_as_ranks(ranks, [&]() -> Work {
+        return [a = numbers(), b = numbers(), c = numbers()]() mutable { at::add_out(c, a, b); };
+      });
   // Ranks of a host read each other's memory: a message is a copy, of which all make theirs at
   // once.
-  device.link = kBytes / least_seconds([&] { c.copy_(a); }) / share;
+  device.link = kBytes / seconds_as_ranks(ranks, [&]() -> Work {
+                  return [a = numbers(), c = numbers()] { c.copy_(a); };
+                });
   device.pcie = device.link;
   device.per_host = ranks;
   device.network = device.link * share;
   const auto memory = static_cast<double>(available_memory().available);
   device.memory = memory / share;
-  device.source = fmt::format("measured with {} threads", at::get_num_threads());
+  device.source = fmt::format("measured on {} ranks at once", ranks);
   auto cluster = cluster_of(device, 1, ranks);
   cluster.inside.efficiency = 1;
+  cluster.measured = true;
   cluster.host_memory = memory;
   cluster.host_update = device.bandwidth * share;
   if (!disks.empty()) {

@@ -14,11 +14,12 @@ namespace zero::plan {
 inline constexpr std::string_view kThisMachine = "this machine";
 
 /// Measures this machine as one host of `ranks` ranks that share its processors: matrix products in
-/// fp32 and bf16 (best_product_speed), operators that only pass over memory, copies of memory, and
-/// the disks of `disk_folders` (store::measure_speeds) and what is free on them. It keeps all of
-/// LibTorch's threads busy for about three seconds, so it measures what other work on the machine
-/// leaves. Its memory is what is available now. Throws ConfigError for ranks below 1, and
-/// StoreError for a folder that cannot be used.
+/// fp32 and bf16, operators that only pass over memory, copies of memory, and the disks of
+/// `disk_folders` (store::measure_speeds) and what is free on them. It keeps all cores busy for
+/// about three seconds, so it measures what other work on the machine leaves. A plan for it also
+/// measures the operators of the model (Note [Operators measured here]). Its memory is what is
+/// available now. Throws ConfigError for ranks below 1, and StoreError for a folder that cannot be
+/// used.
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders = {});
 
 }  // namespace zero::plan

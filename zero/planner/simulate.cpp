@@ -146,7 +146,10 @@ StepSchedule schedule_of(const MicroBatch& work, int64_t passes) {
 double operator_seconds(const TracedOperator& op, const Device& device, at::ScalarType dtype) {
   const double peak = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * device.products;
   const double memory = device.bandwidth * device.streams;
-  return std::max(op.flops / peak, op.bytes / memory);
+  const double modelled = std::max(op.flops / peak, op.bytes / memory);
+  if (op.seconds == 0) return modelled;
+  // A device that is to be faster than the measured one is so in the same proportion.
+  return op.modelled > 0 ? op.seconds * modelled / op.modelled : op.seconds;
 }
 
 StepTime simulate(const Trace& trace, const Config& config, const Cluster& cluster, bool split) {

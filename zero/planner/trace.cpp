@@ -26,6 +26,7 @@
 #include "zero/base/traced.h"
 #include "zero/engine/operator_cost.h"
 #include "zero/planner/meta_kernels.h"
+#include "zero/planner/operator_speed.h"
 
 namespace zero::plan {
 namespace {
@@ -85,6 +86,7 @@ struct Recording {
   std::unordered_map<const c10::StorageImpl*, int64_t> parameters;
   std::vector<int64_t> module_of_parameter;
   std::set<Block*> blocks;  // that live, of this step
+  std::shared_ptr<OperatorCalls> calls;
   // Note [Kernels of Python]: those of the kernel under way, which count once it has ended.
   std::set<Block*>* of_kernel = nullptr;
   std::unordered_map<c10::OperatorName, bool> python_kernels;
@@ -438,6 +440,12 @@ void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
     });
   }
   traced.module = r.module;
+  if (r.calls != nullptr && !reads_values(name)) {
+    const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+    r.uncounted = true;
+    traced.call = r.calls->index(op, inputs);
+    r.uncounted = false;
+  }
   const auto cost = operator_cost(name, inputs);
   if (!cost && name.find("_backward") != std::string::npos)
     traced.flops = backward_flops(name, inputs);
@@ -582,7 +590,11 @@ struct Tracing::State {
     recording->host = options.host;
     recording->reason = options.reason;
     recording->index(recording->trace.modules, recording->modules, "");
-    if (options.host) as_host.emplace();
+    if (options.host) {
+      as_host.emplace();
+      recording->calls = std::make_shared<OperatorCalls>();
+      recording->trace.calls = recording->calls;
+    }
     mode.emplace(kMode);
   }
   ~State() {

@@ -35,6 +35,8 @@
 
 namespace zero::plan {
 
+class OperatorCalls;
+
 struct TraceOptions {
   /// Parameters in fp32 get this dtype, except those that an engine leaves in fp32 (running
   /// statistics: Note [Buffers] in engine/model.h).
@@ -57,8 +59,11 @@ struct TracedOperator {
   int64_t name = 0;    ///< its index in Trace::names
   int64_t module = 0;  ///< the index in Trace::modules of the module whose parameter was used last
   bool backward = false;
-  double flops = 0;  ///< Note [What an operator counts]
-  double bytes = 0;  ///< of its tensors, which it reads or writes
+  double flops = 0;     ///< Note [What an operator counts]
+  double bytes = 0;     ///< of its tensors, which it reads or writes
+  int64_t call = -1;    ///< its index in Trace::calls; below 0: it cannot be run by itself
+  double seconds = 0;   ///< measured (Note [Operators measured here]); 0: not
+  double modelled = 0;  ///< what Note [Efficiency] says of the device on which it was measured
 };
 
 /// Something that changes memory, in the order of the step.
@@ -99,7 +104,8 @@ struct Trace {
   std::vector<TraceEvent> events;
   std::vector<KeptBytes> kept;  ///< by module and dtype, in the order of their first bytes
   std::vector<Bound> bounds;
-  int64_t buffers = 0;  ///< bytes of the model's buffers
+  std::shared_ptr<const OperatorCalls> calls;  ///< of a traced CPU, else null
+  int64_t buffers = 0;                         ///< bytes of the model's buffers
   int64_t peak = 0;     ///< the most bytes beside parameters, their gradients, and buffers
   int64_t peak_at = 0;  ///< the operator at that moment
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/memory_limit.h"
 #include "zero/models/layers/tiled_linear.h"
 #include "zero/train/make_task.h"
 #include "zero/train/parts.h"
@@ -64,7 +65,9 @@ PlannedRun plan_run(const Settings& given, int ranks,
   const std::shared_ptr<LanguageModelConfig> sizes = model_config(program, data);
   (void)task_data(program, data, *sizes, 0, ranks);
   (void)schedule_of(settings);
-  auto tiers = choose_tiers(settings.engine, step_size(settings, *sizes, ranks));
+  auto size = step_size(settings, *sizes, ranks);
+  size.available = available_memory().available / ranks;  // all ranks are on this host
+  auto tiers = choose_tiers(settings.engine, size);
   settings.engine = std::move(tiers.config);
   auto cluster = machines(settings.engine);
   if ((program.device == TrainingDevice::cpu) != cluster.device.cpu) {

@@ -25,6 +25,7 @@
 #include "zero/comm/gather_records.h"
 #include "zero/comm/gather_texts.h"
 #include "zero/comm/job.h"
+#include "zero/device/deterministic.h"
 #include "zero/device/memory.h"
 #include "zero/train/adapter_files.h"
 #include "zero/train/sampler.h"
@@ -114,6 +115,7 @@ bool Trainer::resume_from_memory() {
 // --- The loop ---
 
 int Trainer::train() {
+  const DeterministicOperators deterministic(run_.options.deterministic);
   const StopSignals signals;
   // `signals_` points to them until this function ends.
   const struct Watch {

@@ -58,12 +58,23 @@ at::Tensor backward_on_meta(const at::Tensor& x, const at::Tensor& /*dy*/, at::T
                             bool again) {
   return again ? at::empty_like(x) : dx;
 }
+// Computes as the functions below do, for a planner that runs operators one by one.
+at::Tensor backward_on_cpu(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, bool again) {
+  if (again) return tanh_gelu_again(x, dx.copy_(dy));
+  tanh_gelu_gradient(x, dy, dx);
+  return dx;
+}
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(zero, Meta, library) {
   library.impl("tanh_gelu", &values_on_meta);
   library.impl("tanh_gelu_backward", &backward_on_meta);
+}
+
+TORCH_LIBRARY_IMPL(zero, CPU, library) {
+  library.impl("tanh_gelu", &tanh_gelu_values);
+  library.impl("tanh_gelu_backward", &backward_on_cpu);
 }
 
 TORCH_LIBRARY_FRAGMENT(zero, library) {
