@@ -87,6 +87,11 @@ def shape_of(state: str, parameter: torch.Tensor) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def evaluates(sections: Sequence[dict[str, Any]]) -> bool:
+    """An optimizer of these has weights for evaluation that are not those that it trains."""
+    return any(section.get("type") == "ScheduleFreeAdamW" for section in sections)
+
+
 def put(group: dict[str, Any], key: str, value: Any) -> None:
     """Sets a hyper-parameter of a group. One that is a tensor is filled: the program and compiled steps hold it."""
     old = group.get(key)

@@ -99,8 +99,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
         _check_optimizers(optimizers)
         _check_shapes(model)
+        _compile.install()  # before the next: torch's compiler is imported while tensors are as torch made them
         _tensor.install()
-        _compile.install()
         configuration = _C.Configuration(config, group.size, lenient, origin)
         settings = json.loads(configuration.dump())
         check(settings, lenient)
@@ -363,6 +363,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._states.update(states)
 
     def __getattr__(self, name: str) -> Any:
+        # The engine's schedule-free AdamW has `eval` and `train`: the weights for evaluation come into force, and go.
+        # Collective.
+        if name in ("eval", "train") and _options.evaluates(self.__dict__.get("_sections", ())):
+            return getattr(self._engine, f"optimizer_{name}")
         # An optimizer that runs as it is may have more than torch's class (schedule-free: `train` and `eval`).
         zero1 = self.__dict__.get("_zero1")
         if zero1 is None or name.startswith("_"):

@@ -262,6 +262,8 @@ void bind_engine(py::module_& module) {
                              [](PyEngine& self) { return self.get().micro_batches(); })
       .def("drop_gradients", waiting(&Engine::drop_gradients))
       .def("complete_update", waiting(&Engine::complete_update))
+      .def("optimizer_eval", waiting(&Engine::optimizer_eval))
+      .def("optimizer_train", waiting(&Engine::optimizer_train))
       .def("set_lr", [](PyEngine& self, double lr, size_t index) { self.get().set_lr(lr, index); })
       .def("lr", [](PyEngine& self, size_t index) { return self.get().lr(index); })
       .def("set_optimizer",

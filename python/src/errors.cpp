@@ -37,6 +37,7 @@ constexpr std::array kNames{
     Pair{"Engine::step", "opt.step()"},
     Pair{"Engine::zero_grad", "opt.zero_grad()"},
     Pair{"Engine::backward", "backward"},
+    Pair{"Engine::optimizer_", "opt."},
     Pair{"Engine::", "opt."},
     Pair{"engine.backward", "opt.backward"},
     Pair{"engine.scale", "opt.scale"},

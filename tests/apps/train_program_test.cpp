@@ -323,6 +323,39 @@ TEST(Train, SaysWhatWeightDecayActsOn) {
   EXPECT_NE(folder.weights(), folder.weights("all"));
 }
 
+// The weights that it writes are the mean of its iterates, at every stage; training is the same
+// whether it validates or not, and goes on from a checkpoint, which exports the same mean.
+TEST(Train, ScheduleFreeAdamWWritesTheMeanOfItsIteratesInTheSameBits) {
+  const TrainFolder folder;
+  const auto train = [&](std::vector<std::string> more, const std::string& name) {
+    for (const auto* word : {"--optimizer", "schedule_free_adamw:eps=1e-7", "--warmup", "2"})
+      more.emplace_back(word);
+    const auto outcome = folder.train(more, name);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return folder.weights(name);
+  };
+  const auto weights = train({"--eval-every", "2", "--save-every", "6"}, "run");
+  EXPECT_EQ(folder.losses().size(), 6u);
+  EXPECT_TRUE(train({"--stage", "3"}, "paged") == weights);
+  EXPECT_EQ(folder.losses("paged"), folder.losses());
+  train({"--stage", "2", "--steps", "3", "--save-every", "3"}, "halves");
+  EXPECT_TRUE(train({"--stage", "1", "--resume"}, "halves") == weights);
+
+  const std::string exported = folder / "exported";
+  const auto outcome = run({ZERO_PROGRAM, "ckpt", "export", "--to", "hf",
+                            (folder.out() / "checkpoint-6").string(), exported});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto differences = run({ZERO_PROGRAM, "ckpt", "diff", folder.out() / "model.safetensors",
+                                exported + "/model.safetensors"});
+  EXPECT_EQ(differences.status, 0) << differences.out;
+
+  EXPECT_THAT(
+      folder.train({"--optimizer", "schedule_free_adamw", "--schedule", "linear"}, "no").err,
+      HasSubstr("the optimizer is ScheduleFreeAdamW"));
+  EXPECT_THAT(folder.train({"--optimizer", "schedule_free_adam"}, "no").err,
+              HasSubstr("Did you mean 'schedule_free_adamw'"));
+}
+
 // Its AdamW's rate follows the schedule, at its own height.
 TEST(Train, LearnsWithEachOptimizer) {
   const TrainFolder folder;
@@ -330,7 +363,8 @@ TEST(Train, LearnsWithEachOptimizer) {
                               R"({"type": "Lion", "params": {"lr": 0.001}})",
                               R"({"type": "Adagrad", "params": {"lr": 0.01}})",
                               R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 0.003}})",
-                              R"({"type": "Adafactor", "params": {"lr": 0.1}})"}) {
+                              R"({"type": "Adafactor", "params": {"lr": 0.1}})",
+                              R"({"type": "ScheduleFreeAdamW", "params": {"lr": 0.01}})"}) {
     write_file(folder / "config.json", std::string(R"({"optimizer": )") + section + "}");
     const std::string file = folder / "config.json";
     const auto outcome = folder.train(

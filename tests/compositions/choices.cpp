@@ -162,17 +162,20 @@ std::vector<Choice> make_choices() {
                  {sets("0", 2, &Config::gradient_clipping, 0.0),
                   sets("0.05", 1, &Config::gradient_clipping, 0.05),
                   rounding("by_value", 1, [](Config& c) { c.gradient_clipping_value = 1e-3; })}});
-  all.push_back({"optimizer",
-                 {optimizer("adamw", 6, AdamW{.lr = 1e-2}),
-                  optimizer("adam", 1, AdamW{.lr = 1e-2, .weight_decay = 0.1, .decoupled = false}),
-                  optimizer("sgd", 2, Sgd{.lr = 0.1}),
-                  optimizer("momentum", 1, Sgd{.lr = 0.1, .momentum = 0.9}),
-                  optimizer("nesterov", 1,
-                            Sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true}),
-                  optimizer("adagrad", 1, Adagrad{.lr = 1e-2, .initial_accumulator_value = 0.1}),
-                  optimizer("lion", 1, Lion{.lr = 1e-3, .weight_decay = 0.1}),
-                  optimizer("lamb", 1, Lamb{.lr = 1e-2}, true), optimizer("muon", 1, Muon{}, true),
-                  optimizer("adafactor", 1, Adafactor{}, true)}});
+  all.push_back(
+      {"optimizer",
+       {optimizer("adamw", 6, AdamW{.lr = 1e-2}),
+        optimizer("adam", 1, AdamW{.lr = 1e-2, .weight_decay = 0.1, .decoupled = false}),
+        optimizer("sgd", 2, Sgd{.lr = 0.1}),
+        optimizer("momentum", 1, Sgd{.lr = 0.1, .momentum = 0.9}),
+        optimizer("nesterov", 1,
+                  Sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true}),
+        optimizer("adagrad", 1, Adagrad{.lr = 1e-2, .initial_accumulator_value = 0.1}),
+        optimizer("lion", 1, Lion{.lr = 1e-3, .weight_decay = 0.1}),
+        optimizer("lamb", 1, Lamb{.lr = 1e-2}, true), optimizer("muon", 1, Muon{}, true),
+        optimizer("adafactor", 1, Adafactor{}, true),
+        optimizer("schedule_free", 1,
+                  ScheduleFreeAdamW{.lr = 1e-2, .weight_decay = 0.1, .warmup_steps = 2})}});
   all.push_back(
       {"states",
        {{"device", 6},

@@ -659,6 +659,13 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adafactor",
                            "params": {"relative_step": false, "warmup_init": true}}})"),
               HasSubstr("warmup_init"));
+  for (const auto* name : {"ScheduleFreeAdamW", "AdamWScheduleFree", "schedule_free_adamw"}) {
+    EXPECT_EQ(read(std::string(R"({"type": ")") + name +
+                   R"(", "params": {"lr": 0.1, "r": 0, "weight_lr_power": 2, "warmup_steps": 3}})"),
+              Optimizer(ScheduleFreeAdamW{.lr = 0.1, .warmup_steps = 3}));
+  }
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "schedule_free_adamw", "params": {"r": 1}}})"),
+              HasSubstr("optimizer.params.r"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "RMSprop"}})"),
               HasSubstr("ZeroRedundancyOptimizer"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "Lion", "params": {"eps": 1}}})"),
@@ -669,7 +676,8 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
         Optimizer(Adagrad{.lr_decay = 0.5}), Optimizer(Lion{.beta2 = 0.5}),
         Optimizer(Lamb{.min_coeff = 1}), Optimizer(Muon{.lr = 1, .ns_steps = 7, .adam_lr = 2}),
         Optimizer(Adafactor{}), Optimizer(Adafactor{.d = 3, .eps_added = true}),
-        Optimizer(Adafactor{.eps1 = 1e-9, .warmup_init = true, .factored = false})}) {
+        Optimizer(Adafactor{.eps1 = 1e-9, .warmup_init = true, .factored = false}),
+        Optimizer(ScheduleFreeAdamW{.beta1 = 0.95, .warmup_steps = 7})}) {
     Config config;
     config.optimizer = each;
     EXPECT_EQ(Config::parse(config.dump(), 1).optimizer, each) << config.dump();

@@ -475,8 +475,9 @@ TEST(EngineOnDevices, HasTheCpusBitsLayerByLayer) {
 }
 
 TEST(EngineOnDevices, HasTheCpusBitsWithEachOptimizer) {
-  for (const Optimizer& optimizer : {Optimizer(Sgd{.lr = 0.1, .momentum = 0.9}), Optimizer(Sgd{}),
-                                     Optimizer(Adagrad{}), Optimizer(Lion{.lr = 1e-3})})
+  for (const Optimizer& optimizer :
+       {Optimizer(Sgd{.lr = 0.1, .momentum = 0.9}), Optimizer(Sgd{}), Optimizer(Adagrad{}),
+        Optimizer(Lion{.lr = 1e-3}), Optimizer(ScheduleFreeAdamW{.lr = 1e-2, .warmup_steps = 2})})
     expect_as_on_cpu({.stage = 2, .bf16 = true, .optimizer = optimizer}, 1);
 }
 

@@ -41,8 +41,8 @@ States states_of(Engine& engine) {
   States all;
   for (const auto& name : engine.parameter_names()) {
     all[name] = engine.parameter(name).clone();
-    for (const auto* state :
-         {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "variance", "row_var", "col_var"}) {
+    for (const auto* state : {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "variance",
+                              "row_var", "col_var", "z"}) {
       try {
         all[name + "." + state] = engine.optimizer_state(name, state).clone();
       } catch (const ConfigError&) {  // it has none of that name
@@ -166,8 +166,9 @@ TEST(Checkpoint, LoadsWithAndWithoutReplicas) {
 
 TEST(Checkpoint, KeepsTheBitsOfEveryOptimizer) {
   const TemporaryFolder folder;
-  for (const Optimizer& optimizer : std::vector<Optimizer>{
-           AdamW{}, Sgd{.momentum = 0.9}, Sgd{}, Adagrad{}, Lion{}, Lamb{}, Muon{}, Adafactor{}}) {
+  for (const Optimizer& optimizer :
+       std::vector<Optimizer>{AdamW{}, Sgd{.momentum = 0.9}, Sgd{}, Adagrad{}, Lion{}, Lamb{},
+                              Muon{}, Adafactor{}, ScheduleFreeAdamW{}}) {
     SCOPED_TRACE(optim::name(optimizer));
     const auto saved = save(on(3, config(3, true), optimizer), folder.path() / "run");
     expect_same(load(on(2, config(1, true), optimizer), folder.path() / "run"), saved);

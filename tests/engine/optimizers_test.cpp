@@ -32,6 +32,7 @@ const std::vector<std::pair<std::string, Optimizer>>& optimizers() {
   static const std::vector<std::pair<std::string, Optimizer>> all{
       {"Adagrad", Adagrad{.lr = 1e-2, .weight_decay = 0.1}},
       {"Lion", Lion{.lr = 1e-3, .weight_decay = 0.1}},
+      {"ScheduleFree", ScheduleFreeAdamW{.lr = 1e-2, .weight_decay = 0.1, .warmup_steps = 2}},
       {"Lamb", Lamb{.lr = 1e-2, .weight_decay = 0.1}},
       {"Muon", Muon{.lr = 1e-2, .weight_decay = 0.1}},
       {"Adafactor", Adafactor{.lr = 1e-2, .weight_decay = 0.1}}};
@@ -135,8 +136,9 @@ TEST(Optimizers, ThreadsDoNotMatter) {
 }
 
 TEST(Optimizers, StatesTakeTheBytesOfTheFormula) {
-  const std::vector<std::pair<Optimizer, int64_t>> bytes{{Adagrad{}, 4}, {Lion{}, 4},  {Lamb{}, 8},
-                                                         {Muon{}, 4},    {AdamW{}, 8}, {Sgd{}, 0}};
+  const std::vector<std::pair<Optimizer, int64_t>> bytes{
+      {Adagrad{}, 4},          {Lion{}, 4}, {Lamb{}, 8}, {Muon{}, 4}, {AdamW{}, 8}, {Sgd{}, 0},
+      {ScheduleFreeAdamW{}, 8}};
   for (const auto& [optimizer, moments] : bytes) {
     for (const bool bf16 : {false, true}) {
       for (const int stage : {0, 1, 3}) {

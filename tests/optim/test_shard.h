@@ -92,6 +92,8 @@ inline const std::vector<std::pair<std::string, Optimizer>>& optimizers() {
       {"Adagrad", Adagrad{.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.05}},
       {"AdagradFromOne", Adagrad{.lr = 0.1, .initial_accumulator_value = 1, .eps = 1e-6}},
       {"Lion", Lion{.lr = 1e-2, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1}},
+      {"ScheduleFree", ScheduleFreeAdamW{.lr = 3e-3, .beta2 = 0.95, .weight_decay = 0.1}},
+      {"ScheduleFreeWarm", ScheduleFreeAdamW{.lr = 3e-3, .beta1 = 0.8, .warmup_steps = 7}},
       {"Lamb", Lamb{.lr = 1e-2, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1}},
       {"LambEpsInside",
        Lamb{.lr = 1e-2, .eps = 1e-3, .bias_correction = false, .eps_inside_sqrt = true}},

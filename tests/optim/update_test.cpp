@@ -415,6 +415,37 @@ TEST(Update, LionIsThePapersProgram) {
   });
 }
 
+// The paper's recursion, with the sum of the weights as it grows; x is computed from y and z.
+TEST(Update, ScheduleFreeAdamWIsThePapersAlgorithm) {
+  for (const int64_t warmup : {0, 1, 6, 20, 100}) {
+    SCOPED_TRACE(testing::Message() << "warm-up " << warmup);
+    const ScheduleFreeAdamW o{
+        .lr = 1e-2, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1, .warmup_steps = warmup};
+    double sum = 0;
+    expect_like_formula(o, 2e-6, [&](int64_t step, auto& y, auto& states, const auto& g) {
+      auto& z = states[0];
+      auto& v = states[1];
+      if (step == 1) z = y.clone();
+      const auto x = (y - z * (1 - o.beta1)) / o.beta1;
+      const double rate =
+          o.lr * (step < warmup ? static_cast<double>(step) / static_cast<double>(warmup) : 1);
+      v = v * o.beta2 + g * g * (1 - o.beta2);
+      const double correction = 1 - std::pow(o.beta2, static_cast<double>(step));
+      z = z - (g / ((v / correction).sqrt() + o.eps) + y * o.weight_decay) * rate;
+      sum += rate * rate;
+      const double share = rate * rate / sum;
+      y = z * (1 - o.beta1) + (x * (1 - share) + z * share) * o.beta1;
+    });
+  }
+}
+
+TEST(Evaluated, TheMeanIsComputedFromBothIterates) {
+  EXPECT_EQ(evaluated(AdamW{}), std::nullopt);
+  const double beta1 = 0.9, x = 0.3, z = 2;
+  const double y = (1 - beta1) * z + beta1 * x;
+  EXPECT_NEAR(y + *evaluated(ScheduleFreeAdamW{.beta1 = beta1}) * (z - y), x, 1e-15);
+}
+
 TEST(Update, LambIsDeepSpeeds) {
   for (const bool inside : {false, true}) {
     const Lamb lamb{.lr = 1e-2,
@@ -603,6 +634,10 @@ TEST(Check, NamesTheHyperParameterThatCannotBeUsed) {
   EXPECT_THAT([] { check(Muon{.adam_lr = -1}); },
               ThrowsMessage<ConfigError>(HasSubstr("adam_lr is -1")));
   EXPECT_THAT([] { check(Muon{.beta2 = 1}); }, ThrowsMessage<ConfigError>(HasSubstr("beta2 is 1")));
+  EXPECT_THAT([] { check(ScheduleFreeAdamW{.beta1 = 0}); },
+              ThrowsMessage<ConfigError>(HasSubstr("beta1 is 0, but it must be above 0")));
+  EXPECT_THAT([] { check(ScheduleFreeAdamW{.warmup_steps = -1}); },
+              ThrowsMessage<ConfigError>(HasSubstr("warmup_steps is -1")));
   EXPECT_THAT([] { check(Sgd{.nesterov = true}); },
               ThrowsMessage<ConfigError>(HasSubstr("momentum")));
 }
@@ -615,6 +650,7 @@ TEST(StateNames, FollowTheOptimizer) {
   EXPECT_THAT(state_names(Lion{}), testing::ElementsAre("exp_avg"));
   EXPECT_THAT(state_names(Lamb{}), testing::ElementsAre("exp_avg", "exp_avg_sq"));
   EXPECT_THAT(state_names(Muon{}), testing::ElementsAre("momentum_buffer"));
+  EXPECT_THAT(state_names(ScheduleFreeAdamW{}), testing::ElementsAre("z", "exp_avg_sq"));
 }
 
 }  // namespace

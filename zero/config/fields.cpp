@@ -796,12 +796,13 @@ void add_data_types(All& all) {
       "optimizer_state_dtype",
       {.sentence = "Format of the optimizer's states (not of master weights): fp32, bf16, or 8 "
                    "bits an element",
-       .details = "It applies to AdamW's two moments, to the momentum of Lion and SGD, and to "
-                  "Adagrad's sum. Updates compute in fp32 and round stochastically, so results are "
-                  "the same at every stage, number of ranks and tier. \"int8\" and \"fp8\" mean "
-                  "\"8bit\". Full checkpoints (`save_full`) hold fp32 and load in any format. "
-                  "Refused with LAMB, Muon and Adafactor. Not in DeepSpeed, where "
-                  "`bf16.bf16_optimizer_states` chooses bf16 for bf16 parameters.",
+       .details =
+           "It applies to AdamW's two moments, to the momentum of Lion and SGD, and to "
+           "Adagrad's sum. Updates compute in fp32 and round stochastically, so results are "
+           "the same at every stage, number of ranks and tier. \"int8\" and \"fp8\" mean "
+           "\"8bit\". Full checkpoints (`save_full`) hold fp32 and load in any format. "
+           "Refused with LAMB, Muon, Adafactor and ScheduleFreeAdamW. Not in DeepSpeed, where "
+           "`bf16.bf16_optimizer_states` chooses bf16 for bf16 parameters.",
        .option = "--optimizer-states",
        .cost = "An element of a state takes 4, 2, or 1 1/16 bytes. docs/precision.md says how near "
                "8 bits come to fp32.",
@@ -1248,7 +1249,10 @@ void add_optimizer(All& all) {
                                    "docs/optimizers.md) and `params`",
                        .details = "It is used if the program names no optimizer. Names are "
                                   "DeepSpeed's and PyTorch's, in upper or lower case. \"Adam\" "
-                                  "means AdamW, as in DeepSpeed, unless `adam_w_mode` is false."},
+                                  "means AdamW, as in DeepSpeed, unless `adam_w_mode` is false.",
+                       .option = "--optimizer",
+                       .common = true,
+                       .argument = "TYPE[:KEY=VALUE,...]"},
                       Kind::section},
                  [](Settings& root, const Json& section, Report& report) {
                    root.engine.optimizer = read_optimizer(section, report);

@@ -194,6 +194,23 @@ class Engine {
   /// Functions that read or write states by name do so themselves. Collective.
   void complete_update();
 
+  /// Puts the weights for evaluation into force, where the optimizer has others than those that it
+  /// trains (ScheduleFreeAdamW): the model computes with them, and `parameter`, `visit_parameters`
+  /// and save_pretrained give them. Until `optimizer_train` passes, steps and writes throw
+  /// Error. `save` and `save_full` keep the weights of training all the same, and a load puts those
+  /// into force. With fp32 parameters, and with split master weights, the weights of training wait
+  /// in memory meanwhile, 4 bytes for each element that this rank owns. Does nothing with other
+  /// optimizers, and where they are in force already. To be called between steps. Collective.
+  ///
+  ///   engine.optimizer_eval();
+  ///   const auto loss = evaluate(model);
+  ///   engine.optimizer_train();
+  void optimizer_eval();
+  /// Puts the weights of training back into force, bit for bit. Does nothing if they are. Throws
+  /// Error if the user has written a parameter meanwhile, and drops what was written; the next call
+  /// succeeds. Collective.
+  void optimizer_train();
+
   /// Sets the largest norm of the mean gradient, from the next step on; 0 clips nothing. Must be
   /// the same on every rank. Throws ConfigError if it is negative.
   void set_gradient_clipping(double norm);

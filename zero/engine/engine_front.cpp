@@ -13,6 +13,8 @@ namespace zero {
 
 void Engine::rehook() { impl_->plan.model().hook(); }
 void Engine::complete_update() { impl_->changes.complete_update("Engine::complete_update"); }
+void Engine::optimizer_eval() { impl_->evaluation.begin(); }
+void Engine::optimizer_train() { impl_->evaluation.end(); }
 bool Engine::passed() const { return impl_->progress.passed(); }
 int64_t Engine::micro_batches() const { return impl_->progress.micro_batches(); }
 int64_t Engine::steps() const { return impl_->progress.steps(); }

@@ -10,6 +10,7 @@
 #include "zero/engine/background_save.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/engine_plan.h"
+#include "zero/engine/evaluation_weights.h"
 #include "zero/engine/flows.h"
 #include "zero/engine/hyper_parameters.h"
 #include "zero/engine/memory_budget.h"
@@ -35,6 +36,7 @@ struct Engine::Impl {
   StepRecording recording{plan};  // for the simulated timeline
   Flows flows;                    // the table, gather, reduce, update and their schedule
   StateChanges changes{plan, progress, flows};
+  EvaluationWeights evaluation{plan, flows, hyper_parameters, changes};
   BufferPolicy buffer_policy = BufferPolicy::per_rank;
   std::vector<uint8_t> gradients_used;            // by parameter, in the last step
   SaveMemory save_memory{plan.group().ledger()};  // of the copies of a save in the background

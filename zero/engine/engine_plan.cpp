@@ -47,6 +47,21 @@ EnginePlan::EnginePlan(NamedTensors tensors, const std::vector<ParameterGroup>& 
   check_on_device(config_, timing_, model_, placement_.shards->topology());
 }
 
+// Checks the configuration for an optimizer that evaluates other weights than it trains.
+void EnginePlan::check_evaluated(const Optimizer& optimizer) const {
+  const auto refuse = [&](bool asked, std::string_view what, std::string_view why) {
+    if (!asked) return;
+    throw ConfigError(fmt::format("{}, and an optimizer is {}, {} Leave the key out, or use AdamW.",
+                                  what, optim::name(optimizer), why));
+  };
+  refuse(config_.bf16_master_weights_and_grads, "bf16.bf16_master_weights_and_grads is true",
+         "whose mean takes in ever smaller shares of its iterates, which bf16 would lose.");
+  refuse(config_.optimizer_states != optim::StateFormat::fp32 || config_.bf16_optimizer_states,
+         "data_types.optimizer_state_dtype is not \"fp32\"", "whose state z is a model's weights.");
+  refuse(timing_.delayed_after.has_value(), "offload_optimizer.delayed_update_after is set",
+         "whose weights for evaluation would belong to another step than those of training.");
+}
+
 void EnginePlan::check_passes() const {
   const auto refuse = [](const Optimizer& optimizer, std::string_view what, std::string_view why) {
     throw ConfigError(fmt::format(
@@ -55,6 +70,7 @@ void EnginePlan::check_passes() const {
         what, optim::name(optimizer), why));
   };
   for (const auto& optimizer : model_.optimizers()) {
+    if (optim::evaluated(optimizer)) check_evaluated(optimizer);
     if (optim::reach(optimizer) == optim::Reach::element) continue;
     if (config_.bf16_master_weights_and_grads)
       refuse(optimizer, "bf16.bf16_master_weights_and_grads is true",

@@ -46,6 +46,7 @@ class EnginePlan {
   void set_gradient_clipping(double norm) { config_.gradient_clipping = norm; }
 
  private:
+  void check_evaluated(const Optimizer& optimizer) const;
   void check_passes() const;
 
   Config config_;

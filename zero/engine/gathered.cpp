@@ -36,6 +36,7 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Ac
   }
   // An update that began before must not overwrite the writes of this scope.
   if (access == Access::write) {
+    engine.impl_->changes.check_trains("A write in zero::Gathered");
     engine.impl_->changes.check_between_steps("A write in zero::Gathered");
     engine.impl_->changes.complete_update("zero::Gathered");
   }

@@ -612,6 +612,12 @@ int64_t Model::version(int64_t index) const {
 }
 
 void Model::check() const {
+  if (evaluates_) {
+    throw Error(
+        "A backward pass or a step while the weights for evaluation are in force "
+        "(Engine::optimizer_eval), which are not those that the optimizer trains. Call "
+        "Engine::optimizer_train before the pass.");
+  }
   if (awaits_values_) {
     throw Error(
         "The model was built without values (NamedTensors::values_follow), and none were loaded "

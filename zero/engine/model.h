@@ -128,6 +128,10 @@ class Model {
   /// All states were replaced.
   void has_values() { awaits_values_ = false; }
 
+  /// Returns whether the parameters are those for evaluation: Note [Weights for evaluation].
+  bool evaluates() const { return evaluates_; }
+  void set_evaluates(bool evaluates) { evaluates_ = evaluates; }
+
   // The engine takes the model over by these calls, in this order.
 
   /// Takes the parameters, with their values, from the engines that have them. Collective if
@@ -153,7 +157,8 @@ class Model {
   void leave();
 
   /// Throws Error naming a parameter whose storage was replaced since `begin_use`, or one that was
-  /// frozen then and is not now; or where the parameters still have no values.
+  /// frozen then and is not now; or where the parameters still have no values, or are those for
+  /// evaluation.
   void check() const;
   /// Throws Error naming a parameter that was registered, or replaced by another, since
   /// `begin_use`. Does nothing if the module cannot be asked, or is gone.
@@ -193,6 +198,7 @@ class Model {
  private:
   std::optional<c10::Device> device_;
   bool awaits_values_ = false;
+  bool evaluates_ = false;
   class Hook;
   /// A tensor that shows a parameter, and its storage as the engine left it.
   struct Shown {

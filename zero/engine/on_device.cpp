@@ -63,7 +63,7 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
   refuse(config.packed_exponents && topology.hosts > 1, "zero_packed_exponents", "Switch it off.");
   for (const auto& chosen : model.optimizers()) {
     refuse(optim::reach(chosen) != optim::Reach::element, optim::name(chosen),
-           "Use AdamW, SGD, Adagrad or Lion.");
+           "Use AdamW, ScheduleFreeAdamW, SGD, Adagrad or Lion.");
   }
 }
 

@@ -66,8 +66,13 @@ void StateChanges::change(std::string_view label, const std::function<void()>& w
   // Every rank has ended its gathers when this returns.
   const auto mine = flows_.writes().written_units();
   const bool wrote = std::ranges::any_of(mine, [](uint8_t unit) { return unit != 0; });
-  if (comm::any_rank(plan_.group(), wrote, label))
+  if (comm::any_rank(plan_.group(), wrote, label)) {
+    if (plan_.model().evaluates())
+      flows_.writes().refuse(
+          "while the weights for evaluation were in force: Engine::optimizer_train puts those of "
+          "training back");
     check_writes(plan_, flows_, fmt::format("before {}", label));
+  }
   auto updated = keeps_delayed ? std::vector<uint8_t>(plan_.units().size(), 0)
                                : flows_.schedule().pending_units();
   for (const int64_t unit : units) updated[static_cast<size_t>(unit)] = 1;
@@ -109,6 +114,14 @@ void StateChanges::check_between_steps(std::string_view what) const {
                   "weights have been updated already and others have not. Call it after the step; "
                   "where the pass or the step failed, load a checkpoint first.",
                   what));
+}
+
+void StateChanges::check_trains(std::string_view what) const {
+  if (!plan_.model().evaluates()) return;
+  throw Error(fmt::format(
+      "{} while the weights for evaluation are in force (Engine::optimizer_eval), which "
+      "are not those that the optimizer trains. Call Engine::optimizer_train first.",
+      what));
 }
 
 }  // namespace zero

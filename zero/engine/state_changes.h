@@ -37,6 +37,8 @@ class StateChanges {
   /// Throws Error between backward and step if backward has updated some units and not others
   /// (update_in_backward), since no state then belongs to one step.
   void check_between_steps(std::string_view what) const;
+  /// Throws Error while the weights for evaluation are in force (evaluation_weights.h).
+  void check_trains(std::string_view what) const;
   /// Throws the same, and Error if there are gradients that a save would not have.
   void at_boundary(std::string_view what) const {
     check_between_steps(what);

@@ -85,6 +85,7 @@ Progress Engine::Impl::saved_progress() const {
 
 void Engine::Impl::load_states(std::string_view label,
                                const std::function<std::unique_ptr<StateSource>()>& open) {
+  evaluation.end();
   std::unique_ptr<StateSource> source;
   Progress loaded;
   comm::agree<CheckpointError>(plan.group(), label, [&] {
@@ -134,6 +135,7 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   auto& impl = *impl_;
   auto& group = impl.plan.group();
   impl.changes.at_boundary(kLabel);
+  const bool evaluated = impl.evaluation.end();
   const bool beside = options.background && impl.may_save_beside();
   const auto partial = WholeFolder::partial(folder);
   std::unique_ptr<BackgroundSave::Folder> whole;
@@ -183,6 +185,7 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   impl.saving = std::move(saving);
   impl.flows.table().observe(std::move(snapshot));
   if (!beside) complete_save();
+  if (evaluated) impl.evaluation.begin();
 }
 
 SaveProgress Engine::save_progress() const {
@@ -268,11 +271,13 @@ void Engine::save_full(const std::string& path) {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.changes.at_boundary("Engine::save_full");
+  const bool evaluated = impl.evaluation.end();
   impl.changes.settle_update("Engine::save_full");
   save_tensors(
       impl.parts(), impl.saved_progress(), impl.plan.group(),
       [&](int64_t unit, const at::Tensor& owned) { return impl.flows.table().full(unit, owned); },
       path);
+  if (evaluated) impl.evaluation.begin();
 }
 
 void Engine::load_full(const std::string& path) {

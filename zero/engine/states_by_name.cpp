@@ -78,15 +78,17 @@ at::Tensor Engine::parameter(std::string_view name) {
   auto& impl = *impl_;
   const Asked asked(impl.plan, name);
   impl.changes.change_parameters("Engine::parameter");  // the user's writes so far count
-  const auto state = impl.plan.trainable(asked.unit) ? State::master : State::parameters;
   const auto& table = impl.flows.table();
-  return asked.picked(table, table.read(asked.unit, state));
+  return asked.picked(table, impl.plan.trainable(asked.unit)
+                                 ? impl.evaluation.read(asked.unit)
+                                 : table.read(asked.unit, State::parameters));
 }
 
 void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const Aside aside;
   auto& impl = *impl_;
   const Asked asked(impl.plan, name);
+  impl.changes.check_trains("Engine::set_parameter");
   check_given(group(), "Engine::set_parameter", name, value);
   check_shape(value, asked.like, name);
   const auto values = flattened(value, asked.like, at::kFloat);
@@ -158,6 +160,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   const Aside aside;
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "optimizer state");
+  impl.changes.check_trains("Engine::set_optimizer_state");
   check_given(group(), fmt::format("Engine::set_optimizer_state {}", state), name, value);
   const auto factored = impl.flows.factored().find(asked.index, state);
   check_shape(value, factored.defined() ? factored : asked.like, name);

@@ -45,6 +45,8 @@ struct Algorithm {
   std::array<Sign, kMostStates> signs{};  ///< signs of the states' values
   /// Returns the name if it depends on the values. Null means that it is always `name`.
   std::string_view (*name_of)(const T&) = nullptr;
+  /// Returns the number of optim::evaluated. Null: the optimizer evaluates what it trains.
+  double (*evaluated)(const T&) = nullptr;
   /// Throws a ConfigError if values do not go together.
   void (*check)(const T&) = nullptr;
   Reach reach = Reach::element;

@@ -24,6 +24,7 @@
 #include "zero/optim/lion_step.h"
 #include "zero/optim/moment.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/schedule_free_step.h"
 #include "zero/optim/sgd_step.h"
 
 namespace zero::optim::device {
@@ -211,6 +212,9 @@ inline AdagradStep<float> step_of(const Adagrad& optimizer, Moment moment) {
   return {optimizer, moment};
 }
 inline LionStep<float> step_of(const Lion& optimizer, Moment moment) { return {optimizer, moment}; }
+inline ScheduleFreeStep<float> step_of(const ScheduleFreeAdamW& optimizer, Moment moment) {
+  return {optimizer, moment};
+}
 
 /// Calls f(count) with the number of states that a Step changes: all those of its operands.
 template <class F>
@@ -229,6 +233,10 @@ void with_states(const AdagradStep<float>& /*step*/, const F& f) {
 template <class F>
 void with_states(const LionStep<float>& /*step*/, const F& f) {
   f(std::integral_constant<int, 1>());
+}
+template <class F>
+void with_states(const ScheduleFreeStep<float>& /*step*/, const F& f) {
+  f(std::integral_constant<int, 2>());
 }
 
 /// Calls f(type) with the type of an array's numbers. `dtype` is Float, BFloat16 or Half.

@@ -136,6 +136,15 @@ std::string_view name(const Optimizer& optimizer) {
       optimizer);
 }
 
+std::optional<double> evaluated(const Optimizer& optimizer) {
+  return std::visit(
+      [](const auto& o) {
+        const auto of = algorithm_of(o).evaluated;
+        return of ? std::optional(of(o)) : std::nullopt;
+      },
+      optimizer);
+}
+
 double lr(const Optimizer& optimizer) {
   return std::visit([](const auto& o) { return o.lr; }, optimizer);
 }

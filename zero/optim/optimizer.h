@@ -143,7 +143,27 @@ struct Adafactor {
   static const optim::Algorithm<Adafactor>& algorithm();
 };
 
-using Optimizer = std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor>;
+/// Schedule-free AdamW (2405.15682), as schedulefree.AdamWScheduleFree: no schedule lowers the
+/// rate, since a mean of all iterates takes its place. Gradients are taken at y, which are the
+/// weights of training, and step t moves z. The weights for evaluation are x, the mean of the z:
+/// x_t = (1 - c_t) x_(t-1) + c_t z_t, and y_t = (1 - beta1) z_t + beta1 x_t. With w_t = min(1, t /
+/// warmup_steps)^2 the share c_t is w_t over the sum of w_1 to w_t. Only y and z are kept
+/// (optim::evaluated, Engine::optimizer_eval).
+struct ScheduleFreeAdamW {
+  double lr = 2.5e-3;
+  double beta1 = 0.9;  ///< above 0, since x is computed from y and z
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;  ///< decoupled, of y
+  /// The rate of step t is lr * min(1, t / warmup_steps). A warm-up that `Engine::set_lr` makes
+  /// instead does not count in the shares.
+  int64_t warmup_steps = 0;
+  bool operator==(const ScheduleFreeAdamW&) const = default;
+  static const optim::Algorithm<ScheduleFreeAdamW>& algorithm();
+};
+
+using Optimizer =
+    std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor, ScheduleFreeAdamW>;  // a value
 
 namespace optim {
 
@@ -153,7 +173,7 @@ inline constexpr size_t kMostStates = 2;
 /// Returns the names of the fp32 state arrays besides the master weights, as checkpoints use them:
 /// AdamW {"exp_avg", "exp_avg_sq"}; Sgd {"momentum_buffer"}, or {} without momentum; Adagrad
 /// {"sum"}; Lion {"exp_avg"}; Lamb as AdamW; Muon {"momentum_buffer"}; Adafactor {"variance"}, or
-/// {} if it is factored (factors.h).
+/// {} if it is factored (factors.h); ScheduleFreeAdamW {"z", "exp_avg_sq"}.
 std::vector<std::string_view> state_names(const Optimizer& optimizer);
 
 /// Returns the signs that the values of each state may have: squares are never negative.
@@ -161,6 +181,10 @@ std::array<Sign, kMostStates> state_signs(const Optimizer& optimizer);
 
 /// Returns the name of an optimizer in configuration files, such as "AdamW".
 std::string_view name(const Optimizer& optimizer);
+
+/// Returns k if the weights for evaluation are p + k (s - p), with the weights p that are trained
+/// and the first state s; nothing if they are p. A parameter without updates so far has no s yet.
+std::optional<double> evaluated(const Optimizer& optimizer);
 
 /// Returns the learning rate of an optimizer.
 double lr(const Optimizer& optimizer);

@@ -47,11 +47,42 @@ void check_same_tokens(const Options& options, const Dataset& training, const Da
 
 }  // namespace
 
+namespace {
+
+int64_t warmup_of(const Options& options) {
+  return options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
+}
+
+/// Returns whether the optimizer warms up by itself, and takes no schedule. Throws ConfigError for
+/// a schedule in the settings.
+bool is_schedule_free(const Settings& settings) {
+  const auto& options = settings.program;
+  const auto& chosen = settings.engine.optimizer;
+  if (!chosen || !std::holds_alternative<ScheduleFreeAdamW>(*chosen)) return false;
+  const auto refuse = [](bool asked, std::string_view what) {
+    if (!asked) return;
+    throw ConfigError(fmt::format(
+        "{}, and the optimizer is ScheduleFreeAdamW, whose mean of all iterates takes the place of "
+        "a schedule. Leave it out; --warmup N warms up.",
+        what));
+  };
+  refuse(settings.scheduler.has_value(), "There is a section `scheduler`");
+  refuse(options.min_lr.has_value(), "train.min_lr is set");
+  refuse(options.schedule == optim::Decay::linear || options.schedule == optim::Decay::wsd,
+         "train.schedule is one that lowers the rate");
+  return true;
+}
+
+}  // namespace
+
 Settings completed(Settings settings) {
   settings.program.validate();
   settings.validate();
   settings.program.micro_batch_size = micro_batch_of(settings.program);
   if (!settings.engine.optimizer) settings.engine.optimizer = kDefaultOptimizer;
+  if (auto* chosen = std::get_if<ScheduleFreeAdamW>(&*settings.engine.optimizer);
+      chosen != nullptr && (settings.program.warmup || chosen->warmup_steps == 0))
+    chosen->warmup_steps = warmup_of(settings.program);
   return settings;
 }
 
@@ -150,8 +181,10 @@ optim::Schedule schedule_of(const Settings& settings) {
   const auto& options = settings.program;
   const Optimizer optimizer = settings.engine.optimizer.value_or(Optimizer(kDefaultOptimizer));
   const double lr = optim::lr(optimizer);
-  const int64_t warmup = options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
+  const int64_t warmup = warmup_of(options);
   const optim::RunLength run{.lr = lr, .steps = options.steps, .warmup_steps = warmup};
+  if (is_schedule_free(settings))
+    return optim::complete(optim::WarmupDecay{.decay = optim::Decay::constant}, run);
   if (!settings.scheduler) {
     return optim::complete(optim::WarmupDecay{.min_lr = options.min_lr.value_or(lr / 10),
                                               .warmup_steps = warmup,

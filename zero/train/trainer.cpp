@@ -324,12 +324,22 @@ void Trainer::report_run() {
   run_.reports.share_failure(*run_.group);
 }
 
+// An exception ends the run, so nothing needs the weights of training after it.
+template <class Body>
+void Trainer::evaluating(const Body& body) {
+  run_.engine->optimizer_eval();
+  body();
+  run_.engine->optimizer_train();
+}
+
 std::optional<ValidationReport> Trainer::validate() {
   // An update that is still under way would move bytes uncounted. A delayed update stays delayed,
   // so that validating changes nothing in the run.
   if (run_.engine->config().offload_optimizer.delayed_update_after == 0)
     measuring_.traffic().complete_update();
-  return train::validate(run_, step_, [this] { return agree_to_stop(); });
+  std::optional<ValidationReport> report;
+  evaluating([&] { report = train::validate(run_, step_, [this] { return agree_to_stop(); }); });
+  return report;
 }
 
 void Trainer::report_validation() {
@@ -342,10 +352,14 @@ void Trainer::report_validation() {
 }
 
 void Trainer::sample() {
-  train::sample(run_, [this] { return agree_to_stop(); });
+  evaluating([&] { train::sample(run_, [this] { return agree_to_stop(); }); });
 }
 
 void Trainer::save_weights() {
+  evaluating([&] { write_model(); });
+}
+
+void Trainer::write_model() {
   const auto& options = run_.options;
   const auto folder = run_.folder.path();
   const WeightsOrigin origin{.from = options.from, .tokenizer = run_.data.tokenizer};

@@ -76,6 +76,10 @@ class Trainer {
   Recovery::Verdict exchange(StepReport& report);
   StepResult update(bool leave_out);
   void report_validation();
+  /// Calls `body` with the weights for evaluation in force (Engine::optimizer_eval). Collective.
+  template <class Body>
+  void evaluating(const Body& body);
+  void write_model();
   /// Returns whether a signal asks `train` to stop, the same on all ranks, and remembers it.
   /// Collective.
   bool agree_to_stop();

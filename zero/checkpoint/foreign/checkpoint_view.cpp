@@ -31,6 +31,25 @@ int64_t CheckpointView::add_group(const Optimizer& optimizer) {
   return static_cast<int64_t>(groups.size()) - 1;
 }
 
+LazyTensor CheckpointView::for_use(const Parameter& parameter, bool widest) const {
+  const auto& trained = parameter.weights();
+  auto made = widest ? trained : parameter.states.at("parameter");
+  if (parameter.optimizer.empty() || parameter.steps == 0) return made;
+  const auto optimizer =
+      *Config::parse(
+           fmt::format("{{\"optimizer\": {}}}", groups.at(static_cast<size_t>(parameter.group))), 1)
+           .optimizer;
+  const auto k = optim::evaluated(optimizer);
+  if (!k) return made;
+  const auto other = parameter.states.find(std::string(optim::state_names(optimizer).front()));
+  if (other == parameter.states.end()) return made;
+  made.read = [k = *k, dtype = made.dtype, trained, other = other->second] {
+    const auto y = trained.read().to(at::kFloat);
+    return y.add((other.read().to(at::kFloat) - y).mul_(k)).to(dtype);
+  };
+  return made;
+}
+
 namespace {
 
 CheckpointView view_of_any(const std::filesystem::path& path, bool weights_only) {
@@ -47,12 +66,11 @@ CheckpointView view_of_any(const std::filesystem::path& path, bool weights_only)
 CheckpointView view_checkpoint(const std::filesystem::path& path, bool weights_only) {
   auto view = view_of_any(path, weights_only);
   if (!weights_only) return view;
+  for (auto& each : view.parameters) each.states = {{"parameter", view.for_use(each, true)}};
   view.steps = 0;
   view.loss_scale.reset();
   view.groups.clear();
   for (auto& each : view.parameters) {
-    const auto weights = each.weights();
-    each.states = {{"parameter", weights}};
     each.optimizer.clear();
     each.group = 0;
     each.steps = 0;
@@ -135,6 +153,11 @@ WithBetas with_betas(const json& group) {
 
 Optimizer without_rate(const json& group, const std::set<std::string>& states) {
   const double decay = number_of(group, "weight_decay", 0);
+  if (states.contains("z")) {
+    auto schedule_free = with_betas<ScheduleFreeAdamW>(group);
+    schedule_free.warmup_steps = static_cast<int64_t>(number_of(group, "warmup_steps", 0));
+    return schedule_free;
+  }
   if (states.contains("exp_avg_sq")) {
     if (group.contains("max_coeff")) {
       auto lamb = with_betas<Lamb>(group);
@@ -171,7 +194,7 @@ Optimizer optimizer_of(const json& group, const std::set<std::string>& states) {
 }
 
 bool is_state(std::string_view name) {
-  constexpr std::array kStates{"exp_avg", "exp_avg_sq", "momentum_buffer", "sum"};
+  constexpr std::array kStates{"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "z"};
   return std::find(kStates.begin(), kStates.end(), name) != kStates.end();
 }
 

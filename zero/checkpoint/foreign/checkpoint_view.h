@@ -62,6 +62,10 @@ struct CheckpointView {
   std::vector<std::string> left_out;  ///< parts that the view has no place for, and why
   std::vector<std::string> missing;   ///< missing parts that a run needs to go on as before
 
+  /// Returns the weights of a parameter for use, where its optimizer trains others
+  /// (optim::evaluated): computed from those of training, in their dtype. `widest` asks for the
+  /// widest dtype that the checkpoint has, else it is that of the parameters.
+  LazyTensor for_use(const Parameter& parameter, bool widest) const;
   /// Adds the group with this optimizer, and returns its number.
   int64_t add_group(const Optimizer& optimizer);
 };

@@ -79,13 +79,13 @@ std::string pickled_group(const ordered_json& group, const std::string& paramete
 std::vector<std::string> export_huggingface(const CheckpointView& view, const fs::path& to,
                                             int64_t shard_bytes) {
   const auto folder = new_folder(to);
-  std::vector<std::pair<std::string, const LazyTensor*>> tensors;
+  std::vector<std::pair<std::string, LazyTensor>> tensors;
   ordered_json metadata;
   for (const auto& each : view.parameters) {
-    tensors.emplace_back(each.name, &each.states.at("parameter"));
+    tensors.emplace_back(each.name, view.for_use(each, false));
     for (const auto& other : each.other_names) metadata[other] = each.name;
   }
-  for (const auto& [name, buffer] : view.buffers) tensors.emplace_back(name, &buffer);
+  for (const auto& [name, buffer] : view.buffers) tensors.emplace_back(name, buffer);
   const auto bytes_of = [](const LazyTensor& tensor) {
     return tensor.numel() * static_cast<int64_t>(c10::elementSize(tensor.dtype));
   };
@@ -93,7 +93,7 @@ std::vector<std::string> export_huggingface(const CheckpointView& view, const fs
   int64_t total = 0;
   int64_t in_shard = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto bytes = bytes_of(*tensors[i].second);
+    const auto bytes = bytes_of(tensors[i].second);
     if (in_shard > 0 && in_shard + bytes > shard_bytes) {
       shards.emplace_back();
       in_shard = 0;
@@ -109,10 +109,10 @@ std::vector<std::string> export_huggingface(const CheckpointView& view, const fs
                           : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
     std::vector<TensorInfo> infos;
     for (const auto i : shards[s])
-      infos.push_back({tensors[i].first, tensors[i].second->dtype, tensors[i].second->shape});
+      infos.push_back({tensors[i].first, tensors[i].second.dtype, tensors[i].second.shape});
     SafetensorsWriter file(folder->path() / name, infos, {{"format", "pt"}});
     for (const auto i : shards[s]) {
-      file.write(tensors[i].first, tensors[i].second->read());
+      file.write(tensors[i].first, tensors[i].second.read());
       map[tensors[i].first] = name;
     }
     file.commit();

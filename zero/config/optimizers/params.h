@@ -55,6 +55,8 @@ template <>
 const OptimizerSection<Muon>& optimizer_section();
 template <>
 const OptimizerSection<Adafactor>& optimizer_section();
+template <>
+const OptimizerSection<ScheduleFreeAdamW>& optimizer_section();
 
 /// The rows of the `params` of optimizer T, and of the options of `zero train` that stand for them.
 template <class T>
@@ -140,6 +142,13 @@ class Params {
                                   .only = false,
                                   .because = "libzero has no such variant of this optimizer"}));
     }
+    return *this;
+  }
+  /// Adds a key that only one number is accepted for.
+  Params& only(const char* key, double number, std::string_view sentence,
+               std::string_view because) {
+    rows_.push_back(
+        accepted<T, double>(key, {.sentence = sentence, .only = number, .because = because}));
     return *this;
   }
   /// Adds a key that is refused, and says why.
