@@ -64,6 +64,8 @@ int eval(const Arguments& arguments) {
                   "The number of the token that hides others in --task mlm")
       ->check(not_negative())
       ->type_name("N");
+  parser.add_flag("--document-attention", options.document_attention,
+                  "Attend inside of each document alone, as the data's marks say");
   parser
       .add_option("--seq", options.seq,
                   "Tokens in a sequence; 0: the model's context, at most 1024")

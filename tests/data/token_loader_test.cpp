@@ -245,6 +245,35 @@ TEST_F(TokenLoaderTest, IgnoresTargetsThatTheMarksDoNotName) {
   EXPECT_THAT([&] { loader.next(); }, ThrowsMessage<DataError>(HasSubstr("the byte 8 at 20")));
 }
 
+TEST_F(TokenLoaderTest, SaysWhereTokensStandInTheirDocuments) {
+  // Documents of 5 tokens, of which the last is supervised: token 3 begins the first whole one.
+  const int64_t count = 4 * 8 + 1;
+  std::string marks;
+  for (int64_t i = 0; i < count; ++i)
+    marks += static_cast<char>(i % 5 == 3 ? kBeginsDocument : i % 5 == 2 ? kSupervised : 0);
+  folder_.write(std::to_string(count) + ".marks.bin", marks);
+  for (const bool follows : {true, false}) {
+    TokenLoader loader(
+        positions(count),
+        {.sequence = 8, .micro_batch = 2, .shuffle = false, .marks = follows, .documents = true});
+    EXPECT_TRUE(loader.documents());
+    for (int i = 0; i < 2; ++i) {
+      const auto batch = loader.next();
+      for (int64_t row = 0; row < 2; ++row) {
+        for (int64_t column = 0; column < 8; ++column) {
+          const int64_t token = batch.tokens[row][column].item<int64_t>();
+          const int64_t next = (token + 1) % 5;
+          const bool supervised = next != 3 && (!follows || next == 2);
+          EXPECT_EQ(batch.positions[row][column].item<int64_t>(),
+                    std::min(column, (token + 2) % 5));
+          EXPECT_EQ(batch.targets[row][column].item<int64_t>(), supervised ? token + 1 : -100);
+        }
+      }
+    }
+  }
+  EXPECT_FALSE(TokenLoader(positions(count), {.sequence = 8}).next().positions.defined());
+}
+
 TEST(Permutation, IsOneForEverySize) {
   for (const int64_t size : {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 255, 1000}) {
     for (const uint64_t epoch : {0, 1}) {

@@ -1163,6 +1163,12 @@ void add_fine_tuning(All& all) {
                          "tokenizer's mask_token",
              .option = "--mask-token"},
             &ProgramSettings::mask_token);
+  train.add("document_attention",
+            {.sentence = "Attend inside of each document alone, with positions from 0, where "
+                         "sequences pack several; for models that predict the next token",
+             .details = "The data's marks say where documents begin: docs/fine-tuning.md.",
+             .option = "--document-attention"},
+            &ProgramSettings::document_attention);
   train.add("freeze",
             {.sentence = "Parameters that are not trained: names of parameters or modules, or "
                          "their last parts, separated by commas; or a regular expression",

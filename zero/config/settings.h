@@ -111,7 +111,9 @@ struct ProgramSettings {
   std::string freeze{};  ///< parameters that are not trained: NamePattern::parse reads it
   TrainingTask task = TrainingTask::any;
   std::optional<int64_t> mask_token{};  ///< of TrainingTask::masked; else the tokenizer's
-  std::string data{};                   ///< text, tokens, or a folder made by `zero data prepare`
+  /// Tokens see those of their own document alone, as the marks of the data say.
+  bool document_attention = false;
+  std::string data{};  ///< text, tokens, or a folder made by `zero data prepare`
   /// A file, all of which is for validation, or a folder, of which the validation split is. It must
   /// have the same tokens as `data`. Empty: the validation split of `data`.
   std::string val_data{};

@@ -82,8 +82,9 @@ TokenLoader::TokenLoader(TokenRange tokens, const LoaderOptions& options)
         file, sequences_, options_.sequence, together, options_.world_size, options_.micro_batch));
   }
   row_.resize(static_cast<size_t>(options_.sequence) + 1);
-  if (options_.marks && tokens_.tokens->marked())
-    marks_.resize(static_cast<size_t>(options_.sequence));
+  if (options_.documents) check_documents();
+  if ((options_.marks || options_.documents) && tokens_.tokens->marked())
+    marks_.resize(row_.size());
   if (options_.vocab_size > 0 && options_.vocab_size < tokens_.tokens->vocab_limit()) {
     std::vector<int64_t> block(size_t{1} << 16);
     const int64_t end = std::min(tokens_.end, tokens_.begin + kTokensCheckedAtStart);
@@ -109,18 +110,50 @@ int64_t TokenLoader::sequence_of(int64_t sample) const {
   return Permutation(sequences_, options_.seed, static_cast<uint64_t>(sample / sequences_))(within);
 }
 
-void TokenLoader::ignore_unmarked(int64_t begin, int64_t* targets) {
+void TokenLoader::check_documents() const {
+  const auto refuse = [&](std::string_view why) {
+    throw DataError(fmt::format(
+        "Attention is to stay inside of documents (--document-attention), and {} {}. Prepare JSON "
+        "lines, each of which is a document (zero data prepare --jsonl), or leave the option out.",
+        tokens_.tokens->name(), why));
+  };
+  if (!tokens_.tokens->marked()) refuse("has no marks that say where they begin");
+  std::vector<uint8_t> block(size_t{1} << 16);
+  const int64_t end = std::min(tokens_.end, tokens_.begin + kTokensCheckedAtStart);
+  for (int64_t begin = tokens_.begin; begin < end; begin += static_cast<int64_t>(block.size())) {
+    const auto count = std::min<int64_t>(static_cast<int64_t>(block.size()), end - begin);
+    const auto marks = std::span(block).first(static_cast<size_t>(count));
+    tokens_.tokens->read_marks(begin, marks);
+    if (std::ranges::any_of(marks, [](uint8_t mark) { return (mark & kBeginsDocument) != 0; }))
+      return;
+  }
+  refuse("has marks, none of which says that a document begins");
+}
+
+void TokenLoader::follow_marks(int64_t begin, int64_t row) {
   if (marks_.empty()) return;
   tokens_.tokens->read_marks(begin, marks_);
-  for (size_t i = 0; i < marks_.size(); ++i) {
-    if ((marks_[i] & kSupervised) == 0) targets[i] = kIgnored;
+  const auto is = [&](int64_t i, uint8_t mark) {
+    return (marks_[static_cast<size_t>(i)] & mark) != 0;
+  };
+  const int64_t length = options_.sequence;
+  auto* targets = batch_.targets.mutable_data_ptr<int64_t>() + row * length;
+  for (int64_t i = 0; i < length; ++i) {
+    const bool supervised = !options_.marks || is(i + 1, kSupervised);
+    const bool of_another = options_.documents && is(i + 1, kBeginsDocument);
+    if (!supervised || of_another) targets[i] = kIgnored;
   }
+  if (!options_.documents) return;
+  auto* positions = batch_.positions.mutable_data_ptr<int64_t>() + row * length;
+  for (int64_t i = 0; i < length; ++i)
+    positions[i] = i == 0 || is(i, kBeginsDocument) ? 0 : positions[i - 1] + 1;
 }
 
 TokenLoader::Batch TokenLoader::next() {
   const int64_t rows = options_.micro_batch;
   const int64_t length = options_.sequence;
-  for (auto* tensor : {&batch_.tokens, &batch_.targets}) {
+  for (auto* tensor : {&batch_.tokens, &batch_.targets, &batch_.positions}) {
+    if (tensor == &batch_.positions && !options_.documents) continue;
     if (!is_ours(*tensor)) *tensor = at::empty({rows, length}, at::kLong);
   }
   const int64_t first = sample_ + options_.rank * rows;
@@ -131,7 +164,7 @@ TokenLoader::Batch TokenLoader::next() {
     check_token(tokens_.tokens->read(begin, row_), begin, length + 1);
     std::copy_n(row_.begin(), length, tokens + row * length);
     std::copy_n(row_.begin() + 1, length, targets + row * length);
-    ignore_unmarked(begin + 1, targets + row * length);
+    follow_marks(begin, row);
   }
   sample_ += options_.world_size * rows;
   // The disk works while the model does.

@@ -46,24 +46,34 @@ struct LoaderOptions {
   bool shuffle = true;     ///< false: in the order of the file, as for validation
   int64_t vocab_size = 0;  ///< the model's; a token at or above it is refused. 0 checks nothing
   bool marks = true;       ///< follow the marks of the tokens where there are some
+  /// Tell where documents begin, which the marks say: a document predicts nothing of the next.
+  bool documents = false;
 };
 
 class TokenLoader {
  public:
   struct Batch {
-    at::Tensor tokens;   ///< (B, T) int64
-    at::Tensor targets;  ///< (B, T) int64; -100 where the marks say that a token is not supervised
+    at::Tensor tokens;  ///< (B, T) int64
+    /// (B, T) int64; -100 where the marks say that a token is not supervised, and, of `documents`,
+    /// that it begins one.
+    at::Tensor targets;
+    /// (B, T) int64, of `documents`: the place of each token in its document, of which a row has
+    /// what lies in it. Otherwise undefined.
+    at::Tensor positions;
   };
 
   /// Throws DataError when the split is shorter than one sequence and its target, has fewer
   /// sequences than ranks x micro-batch, or holds a token outside of the vocabulary (the first 16
-  /// Mi tokens are looked at here, the rest as they are read). Throws ConfigError for options that
-  /// make no sense.
+  /// Mi tokens are looked at here, the rest as they are read); and where `documents` are asked for,
+  /// and no marks say where they begin. Throws ConfigError for options that make no sense.
   TokenLoader(TokenRange tokens, const LoaderOptions& options);
 
   /// Returns this rank's next micro-batch. The tensors are reused by a later call once nobody else
   /// refers to them. Throws DataError for a token outside of the vocabulary.
   Batch next();
+
+  /// Returns whether batches have positions in documents.
+  bool documents() const { return options_.documents; }
 
   /// Returns S, the sequences of an epoch, over all ranks.
   int64_t sequences() const { return sequences_; }
@@ -80,7 +90,8 @@ class TokenLoader {
  private:
   int64_t sequence_of(int64_t sample) const;
   void check_token(int64_t largest, int64_t begin, int64_t count) const;
-  void ignore_unmarked(int64_t begin, int64_t* targets);
+  void check_documents() const;
+  void follow_marks(int64_t begin, int64_t row);
 
   TokenRange tokens_;
   LoaderOptions options_;
@@ -88,7 +99,7 @@ class TokenLoader {
   int64_t sample_ = 0;
   Batch batch_;
   std::vector<int64_t> row_;
-  std::vector<uint8_t> marks_;  // of a row's targets; empty without marks
+  std::vector<uint8_t> marks_;  // of a row's tokens and its last target; empty without marks
 };
 
 }  // namespace zero

@@ -82,6 +82,13 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
     return set;
   }
   const bool lines = data.extension() == ".jsonl";
+  if (program.document_attention && !lines && data.extension() != ".bin") {
+    throw DataError(fmt::format(
+        "Attention is to stay inside of documents (--document-attention), and {} is text, which "
+        "does not say where they begin. Give JSON lines (.jsonl), each of which is a document, or "
+        "what `zero data prepare --jsonl` made, or leave the option out.",
+        program.data));
+  }
   const auto tokenizer = fs::path(program.from) / "tokenizer.json";
   const auto sizes = sizes_of(program);
   const bool classify = program.task == TrainingTask::classes ||
@@ -142,6 +149,7 @@ Options program_of(const EvaluateOptions& options) {
   program.data = options.data;
   program.task = options.task;
   program.mask_token = options.mask_token;
+  program.document_attention = options.document_attention;
   program.seq = options.seq > 0
                     ? options.seq
                     : std::min<int64_t>(1024, language_model_config(program.from)->context());
@@ -297,10 +305,10 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
   }
   const bool classifies = kind == TrainingTask::classes;
   Evaluation result{.task = kind, .loss = mean->loss};
-  // A language model's weight counts sequences.
-  result.predicted = kind == TrainingTask::language ? task->validation_tokens()
-                     : classifies                   ? task->validation_batches()
-                                                    : std::llround(mean->weight);
+  // A language model's weight counts sequences, if all batches weigh the same.
+  result.predicted = classifies            ? task->validation_batches()
+                     : task->step_weight() ? task->validation_tokens()
+                                           : std::llround(mean->weight);
   if (classifies || !options.logits.empty())
     result.correct = visit_logits(evaluated, classifies, *sizes, options.logits);
   return result;

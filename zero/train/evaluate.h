@@ -23,10 +23,11 @@ struct EvaluateOptions {
   std::string data{};
   TrainingTask task = TrainingTask::any;
   std::optional<int64_t> mask_token{};
-  int64_t seq = 0;          ///< tokens in a sequence; 0: the model's context, at most 1024
-  int64_t tokens = 0;       ///< at most so many, evenly from the data; 0: all
-  int64_t micro_batch = 8;  ///< sequences that a rank passes together
-  int stage = 0;            ///< 3: each rank holds its part of the weights
+  bool document_attention = false;  ///< ProgramSettings::document_attention
+  int64_t seq = 0;                  ///< tokens in a sequence; 0: the model's context, at most 1024
+  int64_t tokens = 0;               ///< at most so many, evenly from the data; 0: all
+  int64_t micro_batch = 8;          ///< sequences that a rank passes together
+  int stage = 0;                    ///< 3: each rank holds its part of the weights
   bool bf16 = false;
   std::string logits{};          ///< a safetensors file to write, or empty
   std::function<bool()> stop{};  ///< asked between batches: true ends the evaluation

@@ -11,8 +11,9 @@
 
 namespace zero::train {
 
-/// A batch is tokens and targets, (B, T) int64 each. The weight of a batch is its number of
-/// sequences, which all have T targets.
+/// A batch is tokens and targets, (B, T) int64 each, and at its end the positions of packed
+/// documents, if the loaders give them. The weight of a batch is its number of sequences, which all
+/// have T targets.
 class LanguageTask : public Task {
  public:
   /// A step has `micro_batches` of `rows` sequences on all ranks together. `model` outlives this.
@@ -21,6 +22,7 @@ class LanguageTask : public Task {
       : model_(model),
         training_(std::move(training)),
         validation_(std::move(validation)),
+        documents_(training_.documents()),
         step_weight_(static_cast<double>(rows * micro_batches)) {}
 
   Batch next() override { return batch_of(training_.next()); }
@@ -35,25 +37,40 @@ class LanguageTask : public Task {
   }
   std::optional<double> step_weight() const override { return step_weight_; }
 
-  at::Tensor loss(const Batch& batch) override { return model_.loss(batch[0], batch[1]); }
-  at::Tensor logits(const Batch& batch) override { return model_.logits(batch[0]); }
+  at::Tensor loss(const Batch& batch) override {
+    return model_.loss(batch[0], batch[1], positions_of(batch));
+  }
+  at::Tensor logits(const Batch& batch) override {
+    return model_.logits(batch[0], positions_of(batch));
+  }
   LayerSequence layers(std::vector<Batch> batches) override {
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> targets;
+    std::vector<at::Tensor> positions;
     for (auto& batch : batches) {
+      if (documents_) positions.push_back(positions_of(batch));
       tokens.push_back(std::move(batch[0]));
       targets.push_back(std::move(batch[1]));
     }
-    return model_.layers(std::move(tokens), std::move(targets));
+    return model_.layers(std::move(tokens), std::move(targets), positions);
   }
 
  protected:
-  static Batch batch_of(const TokenLoader::Batch& batch) { return {batch.tokens, batch.targets}; }
+  static Batch batch_of(const TokenLoader::Batch& batch) {
+    Batch all{batch.tokens, batch.targets};
+    if (batch.positions.defined()) all.push_back(batch.positions);
+    return all;
+  }
 
  private:
+  at::Tensor positions_of(const Batch& batch) const {
+    return documents_ ? batch.back() : at::Tensor();
+  }
+
   LanguageModel& model_;
   TokenLoader training_;
   std::optional<Validation> validation_;
+  bool documents_;
   double step_weight_;
 };
 

@@ -98,6 +98,14 @@ void choose_head(LanguageModelConfig& sizes, const Options& options, const Datas
 TaskData task_data(const Options& options, const Dataset& data, const LanguageModelConfig& sizes,
                    int rank, int ranks) {
   TaskData made{.task = task_of(options, data, sizes)};
+  if (options.document_attention && sizes.head() != Head::next_token) {
+    throw ConfigError(
+        fmt::format("The option 'document_attention' is for models that predict the next token, "
+                    "and this is a {}: it attends to {}. Leave the option out.",
+                    sizes.description(),
+                    made.task == TrainingTask::classes ? "one text, which has a row of its own"
+                                                       : "the whole of a sequence"));
+  }
   const auto vocabulary = sizes.vocab_size();
   const bool validates = options.eval_tokens > 0;
   if (made.task == TrainingTask::classes) {
@@ -109,10 +117,11 @@ TaskData task_data(const Options& options, const Dataset& data, const LanguageMo
   }
   auto loader = loader_options(options, rank, ranks, vocabulary);
   loader.marks = made.task == TrainingTask::supervised;
+  loader.documents = options.document_attention;
   made.tokens.emplace(data.train, loader);
   if (validates) {
     made.validation.emplace(data.validation, options.seq, vocabulary, options.eval_tokens,
-                            loader.marks);
+                            loader.marks, loader.documents);
   }
   if (made.task == TrainingTask::masked) {
     made.masking.emplace(masking_of(options, data, vocabulary, loader.seed));
@@ -153,7 +162,8 @@ std::unique_ptr<Task> make_task(LanguageModel& model, TaskData data, const Optio
                                         micro_batches, std::move(*data.masking),
                                         std::move(*data.validation_masking), rank);
   }
-  if (data.task == TrainingTask::supervised) {
+  // Sequences of several documents do not all have as many targets.
+  if (data.task == TrainingTask::supervised || options.document_attention) {
     return std::make_unique<SupervisedTask>(model, std::move(tokens), std::move(validation), rows,
                                             micro_batches);
   }

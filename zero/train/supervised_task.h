@@ -12,8 +12,9 @@
 
 namespace zero::train {
 
-/// A batch is tokens, targets, (B, T) int64 each, and the number of targets that are not -100, ()
-/// int64, which is its weight. A batch may have none: its loss is 0.
+/// A batch is tokens, targets, (B, T) int64 each, the number of targets that are not -100, ()
+/// int64, which is its weight, and the positions of packed documents, as LanguageTask's. A batch
+/// may have no target: its loss is 0.
 class SupervisedTask : public LanguageTask {
  public:
   using LanguageTask::LanguageTask;
@@ -51,7 +52,7 @@ class SupervisedTask : public LanguageTask {
       batch[1] = batch[1].clone();
       batch[1].select(0, 0).select(0, 0).fill_(0);
     }
-    batch.push_back(std::move(count));
+    batch.insert(batch.begin() + 2, std::move(count));
     return batch;
   }
 };

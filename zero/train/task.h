@@ -12,6 +12,9 @@
 //   classification     tokens, types, mask, labels             texts
 //   fine-tuning        tokens, targets, number of targets      the answers' tokens
 //
+// With packed documents a language model's batch has the number of targets too, and behind it the
+// tokens' positions in their documents.
+//
 // Weights. The loss of a step is the sum over all tokens or sequences that are supervised in it, on
 // all ranks and in all micro-batches, divided by their number. The engine averages micro-batches
 // with equal weights 1/(N k), so each mean is multiplied by  weight N k / (weight of the whole

@@ -6,10 +6,13 @@
 namespace zero::train {
 
 Validation::Validation(TokenRange text, int64_t sequence, int64_t vocab_size, int64_t tokens,
-                       bool marks)
+                       bool marks, bool documents)
     : sequence_(sequence),
-      loader_(std::move(text),
-              {.sequence = sequence, .shuffle = false, .vocab_size = vocab_size, .marks = marks}),
+      loader_(std::move(text), {.sequence = sequence,
+                                .shuffle = false,
+                                .vocab_size = vocab_size,
+                                .marks = marks,
+                                .documents = documents}),
       sequences_(std::min((tokens - 1) / sequence + 1, loader_.sequences())) {}
 
 TokenLoader::Batch Validation::read(int64_t index) {

@@ -17,10 +17,10 @@ namespace zero::train {
 // sequences, a micro-batch of them at a time, all pass one layer before the next.
 class Validation {
  public:
-  /// Reads `tokens` tokens of the text, with their marks if `marks`. Throws DataError as
-  /// TokenLoader does.
+  /// Reads `tokens` tokens of the text, with `marks` and `documents` as LoaderOptions has them.
+  /// Throws DataError as TokenLoader does.
   Validation(TokenRange text, int64_t sequence, int64_t vocab_size, int64_t tokens,
-             bool marks = true);
+             bool marks = true, bool documents = false);
 
   /// Returns the number of sequences.
   int64_t sequences() const { return sequences_; }

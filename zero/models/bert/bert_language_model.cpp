@@ -77,15 +77,22 @@ class BertLanguageModel final : public LanguageModel {
   torch::nn::Module& module() override { return *model_; }
   const LanguageModelConfig& config() const override { return config_; }
   Encoder* encoder() override { return model_.get(); }
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                  const at::Tensor& positions) override {
+    if (positions.defined()) no_packed_documents();
     return model_->loss({tokens}, targets);
   }
-  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) override {
+  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets,
+                       const std::vector<at::Tensor>& positions) override {
+    if (!positions.empty()) no_packed_documents();
     std::vector<Texts> texts;
     for (auto& each : tokens) texts.push_back({std::move(each)});
     return model_->layers(std::move(texts), std::move(targets));
   }
-  at::Tensor logits(const at::Tensor& tokens) override { return model_->logits({tokens}); }
+  at::Tensor logits(const at::Tensor& tokens, const at::Tensor& positions) override {
+    if (positions.defined()) no_packed_documents();
+    return model_->logits({tokens});
+  }
   at::Tensor logits_last(const at::Tensor& /*tokens*/) override { return no_next_token(); }
   at::Tensor logits_next(const at::Tensor& /*tokens*/, KeyValueCache& /*cache*/) override {
     return no_next_token();
@@ -111,6 +118,12 @@ class BertLanguageModel final : public LanguageModel {
     throw ConfigError(
         "A BERT does not predict the next token of a text, so it cannot continue one. Give another "
         "model.");
+  }
+
+  [[noreturn]] static void no_packed_documents() {
+    throw ConfigError(
+        "A BERT attends to its whole row, and takes no positions of documents that are packed into "
+        "one. Give each text a row of its own (Encoder), or another model.");
   }
 
   BertLanguageModelConfig config_;

@@ -64,12 +64,11 @@ void Gpt2AttentionImpl::reset() {
 }
 
 at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x, KeyValueCache* cache,
-                                      const at::Tensor& mask) {
+                                      const AttentionMask& mask) {
   const int64_t batch = x.size(0);
   const int64_t sequence = x.size(1);
   // It uses unbind, and not three selects: the backward of unbind writes the three gradients side
-  // by side once instead of adding three zero-padded ones. The kernel reads and writes (B, T,
-  // heads, C / heads) through strides, so nothing is permuted in memory.
+  // by side once instead of adding three zero-padded ones.
   auto parts =
       c_attn(x).view({batch, sequence, 3, config_.heads, config_.width / config_.heads}).unbind(2);
   if (cache != nullptr) {
@@ -77,11 +76,8 @@ at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x, KeyValueCache* cache,
     parts[1] = all.keys;
     parts[2] = all.values;
   }
-  auto y = at::scaled_dot_product_attention(
-      parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2),
-      mask.defined() ? std::optional(mask) : std::nullopt,
-      is_training() ? config_.attention_dropout : 0.0, /*is_causal=*/!mask.defined(), scale_);
-  y = c_proj(y.transpose(1, 2).reshape({batch, sequence, config_.width}));
+  const auto y = c_proj(causal_attention(parts[0], parts[1], parts[2], mask,
+                                         is_training() ? config_.attention_dropout : 0.0, scale_));
   return drop(y, config_.residual_dropout, is_training());
 }
 
@@ -112,7 +108,7 @@ void Gpt2BlockImpl::reset() {
 }
 
 at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x, KeyValueCache* cache,
-                                  const at::Tensor& mask) {
+                                  const AttentionMask& mask) {
   const auto middle = add_branch(attn(layer_normed(ln_1, x), cache, mask), x);
   return add_branch(mlp(layer_normed(ln_2, middle)), middle);
 }
@@ -137,17 +133,20 @@ const at::Tensor& Gpt2Impl::output_weight() const {
   return config_.tie_word_embeddings ? wte->weight : lm_head_->weight;
 }
 
-at::Tensor Gpt2Impl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) {
+at::Tensor Gpt2Impl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
+                                  const Places& places) {
   auto x = slot.defined() ? tied_embedding(wte->weight, tokens, slot) : wte(tokens);
-  x = x.add_(wpe->weight.narrow(0, first, tokens.size(1)));
+  x = x.add_(places.documents ? wpe(places.documents->positions)
+                              : wpe->weight.narrow(0, places.first, tokens.size(1)));
   return drop(x, config_.embedding_dropout, is_training());
 }
 
-std::vector<Decoder::Block> Gpt2Impl::blocks(const at::Tensor& tokens, KeyValueCache* cache) {
+std::vector<Decoder::Block> Gpt2Impl::blocks(const at::Tensor& tokens, KeyValueCache* cache,
+                                             const std::shared_ptr<const Documents>& documents) {
   std::vector<Block> all;
-  const auto mask = cache == nullptr
-                        ? at::Tensor()
-                        : cached_mask(cache->length(), tokens.size(1), 0, tokens.device());
+  AttentionMask mask{.documents = documents};
+  if (cache != nullptr)
+    mask.seen = cached_mask(cache->length(), tokens.size(1), 0, tokens.device());
   for (const auto& each : *h) {
     all.emplace_back([block = std::static_pointer_cast<Gpt2BlockImpl>(each), cache,
                       mask](const at::Tensor& x) { return block->forward(x, cache, mask); });

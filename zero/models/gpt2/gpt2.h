@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "zero/models/language/decoder.h"
+#include "zero/models/layers/attention.h"
 #include "zero/models/layers/projection.h"
 
 namespace zero {
@@ -81,7 +82,7 @@ class Gpt2AttentionImpl : public torch::nn::Cloneable<Gpt2AttentionImpl> {
   void reset() final;
   /// With a cache x follows what is there for the layer, and the mask is one of cached_mask.
   at::Tensor forward(const at::Tensor& x, KeyValueCache* cache = nullptr,
-                     const at::Tensor& mask = {});
+                     const AttentionMask& mask = {});
 
   Projection c_attn{nullptr};  ///< C -> 3C: queries, keys, values
   Projection c_proj{nullptr};  ///< C -> C
@@ -114,7 +115,7 @@ class Gpt2BlockImpl : public torch::nn::Cloneable<Gpt2BlockImpl> {
   Gpt2BlockImpl(const Gpt2Config& config, int64_t layer);
   void reset() final;
   at::Tensor forward(const at::Tensor& x, KeyValueCache* cache = nullptr,
-                     const at::Tensor& mask = {});
+                     const AttentionMask& mask = {});
 
   torch::nn::LayerNorm ln_1{nullptr};
   Gpt2Attention attn{nullptr};
@@ -147,8 +148,10 @@ class Gpt2Impl : public torch::nn::Cloneable<Gpt2Impl>, public Decoder {
   std::string_view title() const override { return "GPT-2"; }
   int64_t context() const override { return config_.context; }
   std::string_view context_key() const override { return "n_positions"; }
-  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) override;
-  std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache) override;
+  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
+                          const Places& places) override;
+  std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache,
+                            const std::shared_ptr<const Documents>& documents) override;
   at::Tensor normed(const at::Tensor& hidden) override;
   const at::Tensor& input_weight() const override { return wte->weight; }
   const at::Tensor& output_weight() const override;

@@ -14,25 +14,39 @@
 
 namespace zero {
 
-at::Tensor Decoder::embed(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) {
+namespace {
+
+// Null where rows are no packed documents.
+std::shared_ptr<const Documents> documents_of(const at::Tensor& tokens,
+                                              const at::Tensor& positions) {
+  if (!positions.defined()) return nullptr;
+  return std::make_shared<const Documents>(documents_in(positions, tokens));
+}
+
+}  // namespace
+
+at::Tensor Decoder::embed(const at::Tensor& tokens, const at::Tensor& slot, const Places& places) {
   if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
     throw ConfigError(fmt::format("{} takes tokens as Long (B, T), not {} ({}).", title(),
                                   c10::toString(tokens.scalar_type()),
                                   fmt::join(tokens.sizes(), ", ")));
   }
-  if (first + tokens.size(1) > context()) {
+  const int64_t end = places.documents ? places.documents->end : places.first + tokens.size(1);
+  if (end > context()) {
     throw ConfigError(
         fmt::format("A sequence of {} tokens is longer than the model's context of {} ({}). Use "
                     "shorter sequences or a model with a longer context.",
-                    first + tokens.size(1), context(), context_key()));
+                    end, context(), context_key()));
   }
-  return embed_tokens(tokens, slot, first);
+  return embed_tokens(tokens, slot, places);
 }
 
-at::Tensor Decoder::body(const at::Tensor& tokens, const at::Tensor& slot) {
-  auto x = embed(tokens, slot);
+at::Tensor Decoder::body(const at::Tensor& tokens, const at::Tensor& positions,
+                         const at::Tensor& slot) {
+  const auto documents = documents_of(tokens, positions);
+  auto x = embed(tokens, slot, {.documents = documents});
   int64_t layer = 0;
-  for (auto& block : blocks(tokens, nullptr)) {
+  for (auto& block : blocks(tokens, nullptr, documents)) {
     if (recompute_.every > 0 && layer % recompute_.every == 0) {
       x = zero::recompute(std::move(block), std::move(x), recompute_.options);
     } else {
@@ -65,20 +79,24 @@ at::Tensor Decoder::loss_of(const at::Tensor& hidden, const at::Tensor& targets,
                               targets.reshape({-1}), options);
 }
 
-at::Tensor Decoder::loss(const at::Tensor& tokens, const at::Tensor& targets) {
+at::Tensor Decoder::loss(const at::Tensor& tokens, const at::Tensor& targets,
+                         const at::Tensor& positions) {
   check_targets(tokens, targets);
   LinearCrossEntropyOptions options;
   if (tied() && at::GradMode::is_enabled() && input_weight().requires_grad())
     options.weight_slot = gradient_slot(input_weight());
-  return loss_of(body(tokens, options.weight_slot), targets, options);
+  return loss_of(body(tokens, positions, options.weight_slot), targets, options);
 }
 
-LayerSequence Decoder::layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) {
-  if (tokens.empty() || tokens.size() != targets.size()) {
+LayerSequence Decoder::layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets,
+                              const std::vector<at::Tensor>& positions) {
+  if (tokens.empty() || tokens.size() != targets.size() ||
+      (!positions.empty() && positions.size() != tokens.size())) {
     throw ConfigError(
-        fmt::format("The layers of {} were asked for tokens of {} micro-batches and targets of {}; "
-                    "give as many of both, and at least one.",
-                    title(), tokens.size(), targets.size()));
+        fmt::format("The layers of {} were asked for tokens of {} micro-batches, targets of {} and "
+                    "positions of {}; give as many of each, and at least one. Positions may be "
+                    "left out.",
+                    title(), tokens.size(), targets.size(), positions.size()));
   }
   for (size_t i = 0; i < tokens.size(); ++i) {
     check_targets(tokens[i], targets[i]);
@@ -87,15 +105,32 @@ LayerSequence Decoder::layers(std::vector<at::Tensor> tokens, std::vector<at::Te
   const auto decoder = self();
   LayerSequence sequence;
   if (tied()) sequence.shared.push_back(input_weight());
-  for (auto& block : blocks(tokens.front(), nullptr)) {
-    sequence.layers.emplace_back([block = std::move(block)](const std::vector<at::Tensor>& x) {
-      return std::vector<at::Tensor>{block(x.front())};
-    });
+  // Micro-batches with other documents have other blocks: the number of a micro-batch goes with its
+  // hidden states.
+  std::vector<std::vector<Block>> of_batches;
+  if (positions.empty()) of_batches.push_back(blocks(tokens.front(), nullptr, nullptr));
+  for (size_t i = 0; i < positions.size(); ++i)
+    of_batches.push_back(blocks(tokens[i], nullptr, documents_of(tokens[i], positions[i])));
+  for (size_t layer = 0; layer < of_batches.front().size(); ++layer) {
+    std::vector<Block> of_layer;
+    for (auto& each : of_batches) of_layer.push_back(std::move(each[layer]));
+    sequence.layers.emplace_back(
+        [of_layer = std::move(of_layer)](const std::vector<at::Tensor>& x) {
+          if (x.size() == 1) return std::vector<at::Tensor>{of_layer.front()(x[0])};
+          const auto number = static_cast<size_t>(x[1].item<int64_t>());
+          return std::vector<at::Tensor>{of_layer[number](x[0]), x[1]};
+        });
   }
-  sequence.inputs = [decoder, tokens = std::move(tokens)] {
-    const auto all = decoder->embed(at::cat(tokens));
+  sequence.inputs = [decoder, tokens = std::move(tokens), positions] {
+    const auto all = at::cat(tokens);
+    const auto documents = positions.empty() ? nullptr : documents_of(all, at::cat(positions));
+    const auto hidden = decoder->embed(all, {}, {.documents = documents});
     std::vector<std::vector<at::Tensor>> inputs;
-    for (auto& x : all.split(tokens.front().size(0))) inputs.push_back({std::move(x)});
+    for (auto& x : hidden.split(tokens.front().size(0))) {
+      const auto number = static_cast<int64_t>(inputs.size());
+      inputs.push_back({std::move(x)});
+      if (documents) inputs.back().push_back(at::scalar_tensor(number, at::kLong));
+    }
     return inputs;
   };
   sequence.loss = [decoder, targets = std::move(targets)](const std::vector<at::Tensor>& hidden,
@@ -105,17 +140,17 @@ LayerSequence Decoder::layers(std::vector<at::Tensor> tokens, std::vector<at::Te
   return sequence;
 }
 
-at::Tensor Decoder::logits(const at::Tensor& tokens) {
-  return at::matmul(forward(tokens), output_weight().t());
+at::Tensor Decoder::logits(const at::Tensor& tokens, const at::Tensor& positions) {
+  return at::matmul(forward(tokens, positions), output_weight().t());
 }
 
 at::Tensor Decoder::logits_last(const at::Tensor& tokens) {
-  return at::mm(normed(body(tokens).select(1, -1)), output_weight().t());
+  return at::mm(normed(body(tokens, {}).select(1, -1)), output_weight().t());
 }
 
 at::Tensor Decoder::logits_next(const at::Tensor& tokens, KeyValueCache& cache) {
-  auto x = embed(tokens, {}, cache.length());
-  for (const auto& block : blocks(tokens, &cache)) x = block(x);
+  auto x = embed(tokens, {}, {.first = cache.length()});
+  for (const auto& block : blocks(tokens, &cache, nullptr)) x = block(x);
   cache.advance(tokens.size(1));
   return at::mm(normed(x.select(1, -1)), output_weight().t());
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "zero/models/language/layer_sequence.h"
+#include "zero/models/layers/documents.h"
 #include "zero/models/recompute/recompute.h"
 
 namespace zero {
@@ -30,20 +31,27 @@ class Decoder {
   Decoder& operator=(const Decoder&) = default;
   virtual ~Decoder() = default;
 
-  /// Returns the hidden states after the last norm. (B, T) -> (B, T, C).
-  at::Tensor forward(const at::Tensor& tokens) { return normed(body(tokens)); }
+  /// Returns the hidden states after the last norm. (B, T) -> (B, T, C). `positions`, (B, T) int64,
+  /// say that a row packs several documents (documents_in): a token has its position in its own
+  /// document, and sees nothing of the others. Undefined: each row is one document.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions = {}) {
+    return normed(body(tokens, positions));
+  }
 
   /// Returns the mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B,
-  /// T), (B, T) -> ().
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// T), (B, T) -> (). `positions` are as in `forward`.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                  const at::Tensor& positions = {});
 
-  /// Returns the model as layers, for the micro-batches of a step: `tokens[i]` and `targets[i]` as
-  /// `loss` takes them, all of one shape. The embeddings of all micro-batches are computed
-  /// together; each block is a layer. Holds the model's modules.
-  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets);
+  /// Returns the model as layers, for the micro-batches of a step: `tokens[i]`, `targets[i]` and
+  /// `positions[i]` as `loss` takes them, all of one shape; `positions` may be empty. The
+  /// embeddings of all micro-batches are computed together; each block is a layer. Holds the
+  /// model's modules.
+  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets,
+                       const std::vector<at::Tensor>& positions = {});
 
-  /// Returns unnormalised log-probabilities. (B, T) -> (B, T, V).
-  at::Tensor logits(const at::Tensor& tokens);
+  /// Returns unnormalised log-probabilities. (B, T) -> (B, T, V). `positions` are as in `forward`.
+  at::Tensor logits(const at::Tensor& tokens, const at::Tensor& positions = {});
 
   /// Returns the same for the last position only. (B, T) -> (B, V).
   at::Tensor logits_last(const at::Tensor& tokens);
@@ -66,13 +74,21 @@ class Decoder {
   /// Returns the longest sequence, and the key of config.json that says so.
   virtual int64_t context() const = 0;
   virtual std::string_view context_key() const = 0;
-  /// Computes the hidden states before the first block of tokens that were checked, of which the
-  /// first has the position `first`. (B, T) -> (B, T, C). `slot`: see tied_embedding.h.
+  /// Says where the tokens of a batch stand: in documents, or in rows whose first token has the
+  /// position `first`.
+  struct Places {
+    int64_t first = 0;
+    std::shared_ptr<const Documents> documents{};
+  };
+  /// Computes the hidden states before the first block of tokens that were checked. (B, T) -> (B,
+  /// T, C). `slot`: see tied_embedding.h.
   virtual at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
-                                  int64_t first) = 0;
-  /// Returns the blocks for sequences as long as those of `tokens`. They hold the modules, and use
-  /// `cache`, which outlives them, where there is one.
-  virtual std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache) = 0;
+                                  const Places& places) = 0;
+  /// Returns the blocks for sequences as long as those of `tokens`, and for their documents where
+  /// there are some. They hold the modules, and use `cache`, which outlives them, where there is
+  /// one; there are no documents then.
+  virtual std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache,
+                                    const std::shared_ptr<const Documents>& documents) = 0;
   /// Applies the last norm. (..., C) -> (..., C).
   virtual at::Tensor normed(const at::Tensor& hidden) = 0;
   /// Return the tables of the embedding and of the output projection, (V, C) each: one tensor where
@@ -84,8 +100,9 @@ class Decoder {
 
  private:
   /// Returns the hidden states before the last norm. (B, T) -> (B, T, C).
-  at::Tensor body(const at::Tensor& tokens, const at::Tensor& slot = {});
-  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot = {}, int64_t first = 0);
+  at::Tensor body(const at::Tensor& tokens, const at::Tensor& positions,
+                  const at::Tensor& slot = {});
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& slot, const Places& places);
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets,
                      const LinearCrossEntropyOptions& options);
   void check_targets(const at::Tensor& tokens, const at::Tensor& targets) const;

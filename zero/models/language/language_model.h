@@ -95,14 +95,17 @@ class LanguageModel {
   virtual torch::nn::Module& module() = 0;
   virtual const LanguageModelConfig& config() const = 0;
   /// Returns the mean cross-entropy in nats over the targets that are not -100, an fp32 scalar. (B,
-  /// T), (B, T) -> ().
-  virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) = 0;
-  /// Returns the model as layers, for micro-batches that pass together: `tokens[i]` and
-  /// `targets[i]` as `loss` takes them, all of one shape.
-  virtual LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) = 0;
+  /// T), (B, T) -> (). `positions`, (B, T) int64, say that rows pack several documents, which do
+  /// not see each other (Decoder::forward); undefined: each row is one. An encoder takes none.
+  virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                          const at::Tensor& positions = {}) = 0;
+  /// Returns the model as layers, for micro-batches that pass together: `tokens[i]`, `targets[i]`
+  /// and `positions[i]` as `loss` takes them, all of one shape; `positions` may be empty.
+  virtual LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets,
+                               const std::vector<at::Tensor>& positions = {}) = 0;
   /// Returns unnormalised log-probabilities of what `loss` compares with targets. (B, T) -> (B, T,
   /// V).
-  virtual at::Tensor logits(const at::Tensor& tokens) = 0;
+  virtual at::Tensor logits(const at::Tensor& tokens, const at::Tensor& positions = {}) = 0;
   /// Returns those of the token behind the last. (B, T) -> (B, V). Throws ConfigError for an
   /// encoder, as logits_next does.
   virtual at::Tensor logits_last(const at::Tensor& tokens) = 0;

@@ -35,13 +35,17 @@ class ModuleLanguageModel final : public LanguageModel {
 
   torch::nn::Module& module() override { return *model_; }
   const LanguageModelConfig& config() const override { return config_; }
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
-    return model_->loss(tokens, targets);
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                  const at::Tensor& positions) override {
+    return model_->loss(tokens, targets, positions);
   }
-  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets) override {
-    return model_->layers(std::move(tokens), std::move(targets));
+  LayerSequence layers(std::vector<at::Tensor> tokens, std::vector<at::Tensor> targets,
+                       const std::vector<at::Tensor>& positions) override {
+    return model_->layers(std::move(tokens), std::move(targets), positions);
   }
-  at::Tensor logits(const at::Tensor& tokens) override { return model_->logits(tokens); }
+  at::Tensor logits(const at::Tensor& tokens, const at::Tensor& positions) override {
+    return model_->logits(tokens, positions);
+  }
   at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
   at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) override {
     return model_->logits_next(tokens, cache);

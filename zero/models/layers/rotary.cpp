@@ -92,6 +92,13 @@ RotaryTable rotary_table(const RotaryOptions& options, int64_t head_dim, int64_t
   return {(angles.cos() * factor).to(device), (angles.sin() * factor).to(device)};
 }
 
+RotaryTable rows_at(const RotaryTable& table, const at::Tensor& positions) {
+  const auto rows = [&](const at::Tensor& of) {
+    return of.index_select(0, positions.flatten()).view({positions.size(0), -1, 1, of.size(-1)});
+  };
+  return {rows(table.cosines), rows(table.sines)};
+}
+
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table, at::ScalarType dtype) {
   const auto halves = x.chunk(2, -1);
   const auto turned = at::cat({halves[1].neg(), halves[0]}, -1);

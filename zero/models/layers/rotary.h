@@ -37,7 +37,8 @@ struct RotaryOptions {
   bool operator==(const RotaryOptions&) const = default;
 };
 
-/// Holds the cosines and sines of a sequence, (T, 1, D) in fp32 each.
+/// Holds the cosines and sines of a sequence, (T, 1, D) in fp32 each; or of each row of a batch,
+/// (B, T, 1, D).
 struct RotaryTable {
   at::Tensor cosines;
   at::Tensor sines;
@@ -47,6 +48,9 @@ struct RotaryTable {
 /// max_position_embeddings.
 RotaryTable rotary_table(const RotaryOptions& options, int64_t head_dim, int64_t context,
                          int64_t sequence, c10::Device device);
+
+/// Returns the rows of a table of a sequence that positions (B, T) int64 name.
+RotaryTable rows_at(const RotaryTable& table, const at::Tensor& positions);
 
 /// Turns queries or keys x (B, T, H, D). Cosines and sines are rounded to `dtype` first, which is
 /// that of the hidden states.

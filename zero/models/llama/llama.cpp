@@ -2,7 +2,6 @@
 
 #include <map>
 
-#include "zero/models/layers/attention.h"
 #include "zero/models/layers/key_value_cache.h"
 #include "zero/models/layers/residual.h"
 #include "zero/models/layers/swiglu.h"
@@ -34,7 +33,8 @@ void LlamaAttentionImpl::reset() {
 }
 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTable& table,
-                                       const at::Tensor& mask, KeyValueCache* cache, size_t layer) {
+                                       const AttentionMask& mask, KeyValueCache* cache,
+                                       size_t layer) {
   const auto by_head = [&](const at::Tensor& y, int64_t heads) {
     return y.view({x.size(0), x.size(1), heads, config_.head_dim});
   };
@@ -80,7 +80,7 @@ void LlamaBlockImpl::reset() {
 }
 
 at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTable& table,
-                                   const at::Tensor& mask, KeyValueCache* cache, size_t layer) {
+                                   const AttentionMask& mask, KeyValueCache* cache, size_t layer) {
   const auto middle = add_branch(self_attn(input_layernorm(x), table, mask, cache, layer), x);
   return add_branch(mlp(post_attention_layernorm(middle)), middle);
 }
@@ -114,18 +114,21 @@ const at::Tensor& LlamaImpl::output_weight() const {
 }
 
 at::Tensor LlamaImpl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
-                                   int64_t /*first*/) {
+                                   const Places& /*places*/) {
   return slot.defined() ? tied_embedding(input_weight(), tokens, slot, config_.padding)
                         : model->embed_tokens(tokens);
 }
 
-std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValueCache* cache) {
-  const int64_t sequence = tokens.size(1);
+std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValueCache* cache,
+                                              const std::shared_ptr<const Documents>& documents) {
+  const int64_t sequence = documents ? documents->longest : tokens.size(1);
   const int64_t past = cache == nullptr ? 0 : cache->length();
   const auto device = tokens.device();
-  auto table =
-      rotary_table(config_.rotary, config_.head_dim, config_.context, past + sequence, device);
-  if (past > 0) {
+  auto table = rotary_table(config_.rotary, config_.head_dim, config_.context,
+                            documents ? documents->end : past + sequence, device);
+  if (documents) {
+    table = rows_at(table, documents->positions);
+  } else if (past > 0) {
     table.cosines = table.cosines.narrow(0, past, sequence);
     table.sines = table.sines.narrow(0, past, sequence);
   }
@@ -133,10 +136,11 @@ std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValue
   std::vector<Block> all;
   for (size_t layer = 0; layer < config_.windows.size(); ++layer) {
     const int64_t window = config_.windows[layer];
-    auto& mask = masks[window];
-    if (!mask.defined()) mask = cached_mask(past, sequence, window, device);
+    auto& seen = masks[window];
+    if (!seen.defined()) seen = cached_mask(past, sequence, window, device);
     all.emplace_back(
-        [block = model->layers->ptr<LlamaBlockImpl>(layer), table, mask, cache,
+        [block = model->layers->ptr<LlamaBlockImpl>(layer), table,
+         mask = AttentionMask{.seen = seen, .documents = documents}, cache,
          layer](const at::Tensor& x) { return block->forward(x, table, mask, cache, layer); });
   }
   return all;

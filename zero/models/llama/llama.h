@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "zero/models/language/decoder.h"
+#include "zero/models/layers/attention.h"
 #include "zero/models/layers/projection.h"
 #include "zero/models/layers/rms_norm.h"
 #include "zero/models/layers/rotary.h"
@@ -28,9 +29,9 @@ class LlamaAttentionImpl : public torch::nn::Cloneable<LlamaAttentionImpl> {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
   void reset() final;
-  /// `table` is of T positions, and `mask` the layer's (window_mask). With a cache x follows what
-  /// is there in `layer`, and the mask is one of cached_mask.
-  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const at::Tensor& mask,
+  /// `table` is of T positions, and `mask` the layer's. With a cache x follows what is there in
+  /// `layer`, and the mask is one of cached_mask.
+  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const AttentionMask& mask,
                      KeyValueCache* cache = nullptr, size_t layer = 0);
 
   Projection q_proj{nullptr};  ///< C -> H D
@@ -66,7 +67,7 @@ class LlamaBlockImpl : public torch::nn::Cloneable<LlamaBlockImpl> {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
   void reset() final;
-  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const at::Tensor& mask,
+  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const AttentionMask& mask,
                      KeyValueCache* cache = nullptr, size_t layer = 0);
 
   LlamaAttention self_attn{nullptr};
@@ -111,8 +112,10 @@ class LlamaImpl : public torch::nn::Cloneable<LlamaImpl>, public Decoder {
   std::string_view title() const override { return model_type(config_.family); }
   int64_t context() const override { return config_.longest(); }
   std::string_view context_key() const override { return "max_position_embeddings"; }
-  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot, int64_t first) override;
-  std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache) override;
+  at::Tensor embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
+                          const Places& places) override;
+  std::vector<Block> blocks(const at::Tensor& tokens, KeyValueCache* cache,
+                            const std::shared_ptr<const Documents>& documents) override;
   at::Tensor normed(const at::Tensor& hidden) override { return model->norm(hidden); }
   const at::Tensor& input_weight() const override { return model->embed_tokens->weight; }
   const at::Tensor& output_weight() const override;
