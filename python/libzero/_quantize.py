@@ -19,7 +19,7 @@ def quantize_frozen(model: torch.nn.Module) -> int:
 
     A layer is frozen if its weight does not require gradients. Weights that other modules hold too (a tied head) stay as they are, and so do
     layers of other classes. The numbers are those of `zero train --lora-quantize-base nf4`, bit for bit (docs/fine-tuning.md). A product
-    computes in the dtype that the weight had.
+    computes in the dtype that the weight had, or in that of autocast.
 
     Throws ConfigError if there is no such layer, and for a weight that is not in fp32, bf16 or fp16 on the CPU."""
     holders: dict[int, int] = {}
@@ -59,8 +59,12 @@ class Nf4Linear(torch.nn.Module):
         self.bias = layer.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = _Product.apply(x, self.weight, self.out_features, self.in_features, self.dtype)
-        return product if self.bias is None else product + self.bias
+        dtype = self.dtype
+        if torch.is_autocast_enabled(x.device.type):  # the values are read back in the dtype of the product
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x = x.to(dtype)
+        product: torch.Tensor = _Product.apply(x, self.weight, self.out_features, self.in_features, dtype)
+        return product if self.bias is None else product + self.bias.to(dtype)
 
     def values(self) -> torch.Tensor:
         """Returns the weight as it is read back, (out_features, in_features)."""

@@ -83,6 +83,18 @@ def test_adapters_in_16_bits_and_what_a_rank_holds(group: Any) -> None:
 
 
 @ranks(1)
+def test_autocast(group: Any) -> None:
+    plain, model = adapted(), adapted()
+    with torch.no_grad():
+        for layer in frozen_layers(plain).values():
+            layer.weight.copy_(through_nf4(layer.weight))
+    libzero.quantize_frozen(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, got = losses(plain, group, 0), losses(model, group, 0)
+    assert max(abs(one - other) for one, other in zip(got, wanted, strict=True)) < 2e-2, (got, wanted)
+
+
+@ranks(1)
 def test_what_is_refused(group: Any) -> None:
     with expect(libzero.ConfigError, "Freeze them first"):
         libzero.quantize_frozen(torch.nn.Sequential(torch.nn.Linear(4, 4)))
