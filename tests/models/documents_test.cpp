@@ -102,8 +102,8 @@ at::Tensor masked_attention(const at::Tensor& queries, const at::Tensor& keys,
   auto seen = number.unsqueeze(2).eq(number.unsqueeze(1)).tril();
   if (window > 0) seen = seen.triu(1 - window);
   const auto scores = at::matmul(queries.transpose(1, 2), k.transpose(2, 3)) * scale;
-  const auto masked = scores.masked_fill(seen.logical_not().unsqueeze(1),
-                                         -std::numeric_limits<double>::infinity());
+  const auto masked =
+      scores.masked_fill(seen.logical_not().unsqueeze(1), -std::numeric_limits<double>::infinity());
   return at::matmul(masked.softmax(-1), v).transpose(1, 2).flatten(2);
 }
 

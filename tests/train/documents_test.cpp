@@ -51,9 +51,7 @@ class DocumentsTest : public ::testing::Test {
       const int64_t length = document * document % 9 + 1;
       for (int64_t i = 0; i < length; ++i) {
         tokens += {static_cast<char>((document + 1) * (i + 3) % 251), '\0'};
-        marks += static_cast<char>(i == 0            ? kBeginsDocument
-                                   : 2 * i >= length ? kSupervised
-                                                     : 0);
+        marks += static_cast<char>(i == 0 ? kBeginsDocument : 2 * i >= length ? kSupervised : 0);
       }
     }
     constexpr size_t kSize = kSequences * kSequence + 1;

@@ -25,8 +25,7 @@ Documents documents_in(const at::Tensor& positions, const at::Tensor& tokens) {
       throw ConfigError(fmt::format(
           "The position of token {} in its document is {}; positions begin at 0.", i, position[i]));
     }
-    if (i % host.size(1) == 0 || position[i] != position[i - 1] + 1)
-      documents.lengths.push_back(0);
+    if (i % host.size(1) == 0 || position[i] != position[i - 1] + 1) documents.lengths.push_back(0);
     ++documents.lengths.back();
     documents.longest = std::max(documents.longest, documents.lengths.back());
     documents.end = std::max(documents.end, position[i] + 1);
