@@ -24,9 +24,11 @@ class MaskedTask final : public SupervisedTask {
 
   Batch next() override {
     const int64_t first = position().sample + first_;
+    // Targets are counted once tokens are masked. NOLINTNEXTLINE(bugprone-parent-virtual-call)
     return masked(LanguageTask::next(), first, masking_);
   }
   Batch validation_batch(int64_t index) override {
+    // NOLINTNEXTLINE(bugprone-parent-virtual-call)
     return masked(LanguageTask::validation_batch(index), index, of_validation_);
   }
 
