@@ -21,13 +21,13 @@ def quantize_frozen(model: torch.nn.Module) -> int:
     layers of other classes. The numbers are those of `zero train --lora-quantize-base nf4`, bit for bit (docs/fine-tuning.md). A product
     computes in the dtype that the weight had, or in that of autocast.
 
-    Throws ConfigError if there is no such layer, and for a weight that is not in fp32, bf16 or fp16 on the CPU."""
+    Throws ConfigError if there is no such layer, and for a weight that is not in fp32, bf16 or fp16 on the CPU. Then nothing is replaced."""
     holders: dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             holders[id(parameter)] = holders.get(id(parameter), 0) + 1
-    layers: dict[int, Nf4Linear] = {}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
+    found: dict[str, torch.nn.Linear] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
         if type(module) is not torch.nn.Linear or module.weight.requires_grad or holders[id(module.weight)] > 1:
             continue
         if not name:
@@ -38,14 +38,17 @@ def quantize_frozen(model: torch.nn.Module) -> int:
                 f"quantize_frozen takes weights in fp32, bf16 or fp16 on the CPU, and '{name}.weight' is {weight.dtype} on {weight.device}. "
                 "Quantise the model before it is moved."
             )
-        if id(module) not in layers:  # one layer may stand at several places
-            layers[id(module)] = Nf4Linear(module)
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, layers[id(module)])
-    if not layers:
+        found[name] = module
+    if not found:
         raise _C.ConfigError(
             "The frozen weights of linear layers were to be quantised, and the model has none. Freeze them first, as peft.get_peft_model does."
         )
+    layers: dict[torch.nn.Linear, Nf4Linear] = {}
+    for name, module in found.items():
+        if module not in layers:  # one layer may stand at several places
+            layers[module] = Nf4Linear(module)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layers[module])
     return len(layers)
 
 

@@ -102,6 +102,10 @@ def test_what_is_refused(group: Any) -> None:
         libzero.quantize_frozen(torch.nn.Linear(4, 4).requires_grad_(False))
     with expect(libzero.ConfigError, "0.weight", "meta"):
         libzero.quantize_frozen(torch.nn.Sequential(torch.nn.Linear(4, 4, device="meta")).requires_grad_(False))
+    mixed = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, device="meta")).requires_grad_(False)
+    with expect(libzero.ConfigError, "1.weight", "meta"):
+        libzero.quantize_frozen(mixed)
+    assert type(mixed[0]) is torch.nn.Linear  # what is refused is left as it was
     tied = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(6, 6)).requires_grad_(False)
     tied[1].weight = tied[0].weight
     assert libzero.quantize_frozen(tied) == 1 and type(tied[1]) is torch.nn.Linear
