@@ -130,11 +130,17 @@ bool plain(const Candidate& c) {
 }
 
 const Trace& Traces::timed(const Config& config, int64_t micro_batch, int64_t recompute) {
-  const auto& trace = of(config, micro_batch, recompute);
-  if (!question_.cluster.measured || !timed_.insert(&trace).second) return trace;
-  auto& measured = *all_[{micro_batch, recompute, trace_options(config, true).gradients_apart}];
-  speed_.measure(measured, question_.cluster.device, config.parameter_dtype());
-  return measured;
+  auto& trace = made(config, micro_batch, recompute);
+  if (question_.cluster.measured && timed_.insert(&trace).second)
+    speed_.measure(trace, question_.cluster.device, config.parameter_dtype());
+  return trace;
+}
+
+Trace& Traces::made(const Config& config, int64_t micro_batch, int64_t recompute) {
+  const auto options = trace_options(config, question_.cluster.device.cpu);
+  auto& trace = all_[{micro_batch, recompute, options.gradients_apart}];
+  if (!trace) trace = std::make_unique<Trace>(question_.trace(micro_batch, recompute, options));
+  return *trace;
 }
 
 void Table::fill() {

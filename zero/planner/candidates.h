@@ -35,15 +35,14 @@ class Traces {
   explicit Traces(const Question& question)
       : question_(question), speed_(question.cluster.per_host) {}
   const Trace& of(const Config& config, int64_t micro_batch, int64_t recompute) {
-    const auto options = trace_options(config, question_.cluster.device.cpu);
-    auto& trace = all_[{micro_batch, recompute, options.gradients_apart}];
-    if (!trace) trace = std::make_unique<Trace>(question_.trace(micro_batch, recompute, options));
-    return *trace;
+    return made(config, micro_batch, recompute);
   }
   /// The same, with its operators measured if the cluster is this machine.
   const Trace& timed(const Config& config, int64_t micro_batch, int64_t recompute);
 
  private:
+  Trace& made(const Config& config, int64_t micro_batch, int64_t recompute);
+
   const Question& question_;
   OperatorSpeed speed_;
   std::set<const Trace*> timed_;
