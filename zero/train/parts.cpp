@@ -45,10 +45,6 @@ void check_same_tokens(const Options& options, const Dataset& training, const Da
                   options.val_data, tokens_of(validation), options.data, tokens_of(training)));
 }
 
-}  // namespace
-
-namespace {
-
 int64_t warmup_of(const Options& options) {
   return options.warmup.value_or(std::min<int64_t>(200, options.steps / 10));
 }
