@@ -162,8 +162,7 @@ struct ScheduleFreeAdamW {
   static const optim::Algorithm<ScheduleFreeAdamW>& algorithm();
 };
 
-using Optimizer =
-    std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor, ScheduleFreeAdamW>;  // a value
+using Optimizer = std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor, ScheduleFreeAdamW>;
 
 namespace optim {
 
