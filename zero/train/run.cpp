@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -48,8 +50,10 @@ std::shared_ptr<ActivationStore> activation_store(const ActivationCheckpointing&
 /// Returns whether the weights come from files: published ones, or a checkpoint.
 bool values_follow(const Options& options) { return !options.from.empty() || options.resume; }
 
-std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Dataset& data,
-                                           comm::Group& group) {
+/// Builds the model, and the adapter that is trained in it, if any.
+std::pair<std::unique_ptr<LanguageModel>, std::optional<Lora>> build_model(const Settings& settings,
+                                                                           const Dataset& data,
+                                                                           comm::Group& group) {
   const auto& config = settings.engine;
   const auto& options = settings.program;
   const auto sizes = model_config(options, data);
@@ -71,10 +75,15 @@ std::unique_ptr<LanguageModel> build_model(const Settings& settings, const Datas
   if (without_values) no_values.emplace();
   std::optional<BuildOnDisk> scope;
   if (on_disk) scope.emplace(config.nvme_folders().front());
-  at::manual_seed(static_cast<uint64_t>(options.seed));  // every rank draws the same weights
+  // Every rank draws the same weights. Ranks that are threads share LibTorch's generator, so that
+  // one after another draws.
+  static std::mutex drawing;
+  const std::scoped_lock alone(drawing);
+  at::manual_seed(static_cast<uint64_t>(options.seed));
   auto model = sizes->build();
   tile_linears(model->module(), settings.model.tile_elements.value_or(0));
-  return model;
+  auto lora = choose_trained(*model, options);
+  return {std::move(model), std::move(lora)};
 }
 
 /// Makes the groups: weight decay acts on matrices alone, and not on biases and norms, unless
@@ -214,8 +223,7 @@ Run::Run(const Settings& given, std::shared_ptr<comm::Group> ranks,
   tiers_reason = std::move(reason);
   const auto& config = chosen.engine;
   const auto& recompute = chosen.model.activation_checkpointing;
-  model = build_model(chosen, data, *group);
-  lora = choose_trained(*model, options);
+  std::tie(model, lora) = build_model(chosen, data, *group);
   activations = activation_store(recompute, config, group->accounts().timeline);
   model->recompute({.every = recompute.every.value_or(0), .options = {.store = activations}});
   if (!config.fp32_modules.empty()) {
