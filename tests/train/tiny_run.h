@@ -34,8 +34,7 @@ inline Options tiny_run(const test::TemporaryFolder& folder, std::string_view li
   return options;
 }
 
-/// Makes the run begin with weights that lie in `folder`. Ranks that are threads draw from one
-/// generator: without this each begins with others.
+/// Makes the run begin with weights that lie in `folder`.
 inline void begin_with_saved_weights(Options& options, const test::TemporaryFolder& folder) {
   options.from = folder / "base";
   std::filesystem::create_directory(options.from);

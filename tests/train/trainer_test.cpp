@@ -546,7 +546,6 @@ TEST_F(TrainerTest, SavesAndValidationsChangeNothingWhereUpdatesAreDelayed) {
     for (const auto& step : heard.steps) losses.push_back(static_cast<float>(step.loss));
     return std::pair(losses, test::read_file(folder_ / out / "model.safetensors"));
   };
-  begin_with_saved_weights(options_, folder_);
   options_.eval_every.reset();
   const auto [losses, weights] = run("straight");
   options_.eval_every = 2;

@@ -103,7 +103,6 @@ Outcome two_steps(const Settings& settings, const std::shared_ptr<comm::Group>& 
 }
 
 TEST_F(TuningTest, AnswersCountAlikeOnAnyNumberOfRanksAndMicroBatches) {
-  begin_with_saved_weights(options_, folder_);
   Outcome whole;
   for (const int ranks : {1, 2, 3}) {
     for (int64_t accumulate = 1; accumulate <= 4; ++accumulate) {
