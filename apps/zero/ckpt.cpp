@@ -75,10 +75,16 @@ void prune(const std::filesystem::path& folder, int64_t last, int64_t every, boo
   };
   // The newest must be sound before anything goes.
   if (!all.empty()) verify(run.checkpoint(all.back()), read_manifest(run.checkpoint(all.back())));
-  for (const auto step : all) {
-    if (!keeps(step)) fmt::print("removed {}\n", run.checkpoint(step).string());
+  for (const auto& dropped : run.drop_checkpoints(keeps)) {
+    std::error_code error;
+    std::filesystem::remove_all(dropped, error);
+    if (error) {
+      throw CheckpointError(fmt::format(
+          "Cannot remove {}: {}. It is no checkpoint any more; remove what is left by hand.",
+          dropped.string(), error.message()));
+    }
+    fmt::print("removed {}\n", dropped.string());
   }
-  run.keep_checkpoints(keeps);
 }
 
 }  // namespace

@@ -219,7 +219,8 @@ int train(const Arguments& arguments) {
   auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
   // A job that was started again has steps of as many samples as before. If no checkpoint of its
   // own says how many, the command line does, for the ranks that the job had at first.
-  const int first_ranks = ranks_at_first();
+  // With --nproc a launcher of one rank says nothing about the ranks that this program starts.
+  const int first_ranks = line.nproc && !ranks.launched() ? 0 : ranks_at_first();
   const bool own = saved && train::is_started_again(train::RunFolder(asked.program.out), jobs);
   const bool kept = own || (restarted && first_ranks > 0 && first_ranks != ranks.size() &&
                             (asked.batch || !saved));

@@ -231,6 +231,49 @@ TEST(WriteCheckpoint, KeepsAllBitsForAnyNumberOfRanks) {
   }
 }
 
+TEST(WriteCheckpoint, KeepsWhatBelongsToSingleRanksAndTheOrderOfElements) {
+  const TemporaryFolder folder;
+  const auto lazy = [](const at::Tensor& values) {
+    return LazyTensor{values.scalar_type(), values.sizes().vec(), [values] { return values; }};
+  };
+  const auto weights = at::randn({2, 3, 2, 2});
+  CheckpointView view;
+  auto& parameter = view.parameters.emplace_back();
+  parameter.name = "w";
+  parameter.shape = {2, 3, 2, 2};
+  parameter.strides = {12, 1, 6, 3};
+  parameter.states["parameter"] = lazy(weights);
+  view.buffers["mean"] = lazy(at::zeros({2}));
+  view.attached["note"] = "rank 0";
+  view.other_ranks.push_back({{{"mean", lazy(at::ones({2}))}}, {{"note", "rank 1"}}});
+  for (const int ranks : {2, 3}) {
+    const auto to = folder / fmt::format("of-{}", ranks);
+    write_checkpoint(view, to, ranks);
+    const auto back = view_checkpoint(to);
+    EXPECT_THAT(back.parameters[0].strides, ElementsAre(12, 1, 6, 3));
+    EXPECT_TRUE(same_bits(back.parameters[0].weights().read(), weights));
+    for (int rank = 0; rank < ranks; ++rank) {
+      const int from = rank % 2;
+      EXPECT_EQ(back.attached_of(rank).at("note"), fmt::format("rank {}", from));
+      EXPECT_TRUE(back.buffers_of(rank).at("mean").read().eq(from).all().item<bool>());
+    }
+    EXPECT_THAT(differences(back, view, 0), ElementsAre());
+    auto other = view_checkpoint(to);
+    other.other_ranks[0].buffers["mean"] = lazy(at::zeros({2}));
+    EXPECT_THAT(differences(back, other, 0), ElementsAre(HasSubstr("mean of rank 1 differ")));
+  }
+}
+
+TEST(WriteCheckpoint, NamesOfStatesAreNoPaths) {
+  const TemporaryFolder folder;
+  auto view = view_checkpoint(samples() / "ds/z2-fp32");
+  auto& states = view.parameters.front().states;
+  states["../../victim"] = states.at("parameter");
+  write_checkpoint(view, folder / "a");
+  EXPECT_THAT(message_of<CheckpointError>([&] { view_checkpoint(folder / "a"); }),
+              HasSubstr("names the state '../../victim'"));
+}
+
 TEST(Foreign, FoldersThatAreNotCompleteAreRefusedByName) {
   const TemporaryFolder folder;
   const auto copied = [&](const char* sample) {
@@ -265,6 +308,10 @@ TEST(Foreign, FoldersThatAreNotCompleteAreRefusedByName) {
   fs::create_directory(a);
   EXPECT_THAT(refusal(), HasSubstr("is no checkpoint of a known form"));
   std::ofstream(a / "notes.txt") << "mine";
+  EXPECT_THAT(message_of<CheckpointError>(
+                  [&] { write_checkpoint(view_checkpoint(samples() / "ds/z2-fp32"), a); }),
+              HasSubstr("is no checkpoint of libzero"));
+  std::ofstream(a / "manifest.json") << R"({"manifest_version": 3})";  // of another program
   EXPECT_THAT(message_of<CheckpointError>(
                   [&] { write_checkpoint(view_checkpoint(samples() / "ds/z2-fp32"), a); }),
               HasSubstr("is no checkpoint of libzero"));

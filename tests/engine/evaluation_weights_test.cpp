@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -167,6 +168,19 @@ TEST(EvaluationWeights, OfAParameterWithoutUpdatesAreItsWeights) {
   for (const auto* name : {"b.weight", "c.bias"})
     EXPECT_TRUE(
         torch::equal(engine.parameter(name), initial[std::string(name) == "b.weight" ? 2 : 5]));
+}
+
+TEST(EvaluationWeights, AreInForceAfterASaveThatFailed) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "notes") << "mine";
+  auto net = std::make_shared<Net>();
+  Engine engine(net, kOptimizer, config(1));
+  train(engine, *net, 3);
+  engine.optimizer_eval();
+  const auto before = shown(engine, *net);
+  EXPECT_THROW(engine.save(folder.path().string()), CheckpointError);
+  EXPECT_THROW(engine.save_full((folder / "no/folder").string()), CheckpointError);
+  expect_equal(shown(engine, *net), before);
 }
 
 TEST(EvaluationWeights, OfOtherOptimizersAreThoseOfTraining) {

@@ -46,6 +46,21 @@ TEST(RunFolder, PutsBackACheckpointWhoseReplacementWasCutShort) {
   EXPECT_FALSE(fs::exists(folder / "checkpoint-4.partial"));
 }
 
+TEST(RunFolder, RemovesItsOwnCheckpointsAlone) {
+  const test::TemporaryFolder folder;
+  const RunFolder run(folder.path());
+  const auto put = [&](const std::string& checkpoint, const std::string& file) {
+    fs::create_directory(folder / checkpoint);
+    test::write_file(folder / checkpoint / file, R"({"format": "another"})");
+  };
+  put("checkpoint-1", "rank-0-of-2.safetensors");  // its marker went before
+  put("checkpoint-2", "train.json");
+  put("checkpoint-3", "model.safetensors");  // as transformers' Trainer names its folders
+  put("checkpoint-4", "manifest.json");
+  run.keep_checkpoints([](int64_t) { return false; });
+  for (const int step : {1, 2, 3, 4}) EXPECT_EQ(fs::exists(run.checkpoint(step)), step > 2) << step;
+}
+
 TEST(RunFolder, WithCheckpointsAloneHoldsARun) {
   const test::TemporaryFolder folder;
   fs::create_directory(folder / "checkpoint-500");

@@ -203,6 +203,9 @@ TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
   const WeightFiles merged(folder_ / "run/merged");
   EXPECT_FALSE(merged.contains("h.0.attn.c_attn.lora_A.weight"));
   EXPECT_TRUE(merged.contains("h.0.attn.c_attn.weight"));
+  program.lora.merge = false;
+  EXPECT_EQ(run(1, 2), through);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/merged/model.safetensors")) << "of before";
 }
 
 TEST_F(TuningTest, AQuantisedBaseIsTrainedResumedAndMerged) {

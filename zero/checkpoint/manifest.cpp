@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "zero/base/hash.h"
@@ -119,6 +121,12 @@ Manifest::File file_of(const Json& json) {
   return file;
 }
 
+// States become the names of files in exports.
+const std::string& state_name(const std::string& name) {
+  if (!name.empty() && !name.starts_with('.') && name.find('/') == std::string::npos) return name;
+  throw CheckpointError(fmt::format("names the state '{}'", excerpt(name)));
+}
+
 Manifest::Parameter parameter_of(const Json& json) {
   Manifest::Parameter parameter{.name = json.at("name").get<std::string>(),
                                 .other_names = {},
@@ -132,10 +140,10 @@ Manifest::Parameter parameter_of(const Json& json) {
   if (json.contains("other_names"))
     parameter.other_names = json.at("other_names").get<std::vector<std::string>>();
   for (const auto& [name, format] : json.at("states").items())
-    parameter.states.push_back({name, format.get<std::string>()});
+    parameter.states.push_back({state_name(name), format.get<std::string>()});
   if (json.contains("factored")) {
     for (const auto& [name, shape] : json.at("factored").items())
-      parameter.factored.emplace_back(name, shape.get<std::vector<int64_t>>());
+      parameter.factored.emplace_back(state_name(name), shape.get<std::vector<int64_t>>());
   }
   return parameter;
 }
@@ -240,6 +248,21 @@ int64_t version_of(const Manifest& manifest) {
 bool has_manifest(const fs::path& folder) {
   std::error_code ignored;
   return fs::exists(folder / Manifest::kFile, ignored);
+}
+
+bool is_rank_file(std::string_view name) {
+  return name.starts_with("rank-") && name.find("-of-") != std::string_view::npos &&
+         name.ends_with(".safetensors");
+}
+
+bool is_save(const fs::path& folder) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (is_rank_file(entry.path().filename().string())) return true;
+  }
+  std::ifstream file(folder / Manifest::kFile, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  return text.find(Manifest::kFormat) != std::string::npos;
 }
 
 void write_manifest(const fs::path& folder, const Manifest& manifest) {

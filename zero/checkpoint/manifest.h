@@ -101,6 +101,11 @@ struct Manifest {
 
 /// Returns whether a folder has a manifest, sound or not.
 bool has_manifest(const std::filesystem::path& folder);
+/// Returns whether a folder holds what a save writes: a manifest of this format, or a rank's file.
+/// Folders of other programs may have a manifest.json too.
+bool is_save(const std::filesystem::path& folder);
+/// Returns whether a file has the name of a rank's file.
+bool is_rank_file(std::string_view name);
 /// Writes the manifest into a folder that already has the files: whole, or not at all.
 void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
 /// Reads the manifest. Throws DamagedCheckpoint if it is missing or not as it was written, and

@@ -32,11 +32,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool is_shard(const std::string& name) {
-  if (name == Manifest::kFile) return true;
-  return name.starts_with("rank-") && name.find("-of-") != std::string::npos &&
-         name.ends_with(".safetensors");
-}
+bool is_shard(const std::string& name) { return name == Manifest::kFile || is_rank_file(name); }
 
 // Throws CheckpointError where `folder` is not an earlier save's: a save takes the place of the
 // whole folder. Files beside the shards may be the program's notes on that save.
@@ -45,11 +41,10 @@ void check_replaceable(const fs::path& folder) {
   if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
   std::string other;
   std::string inner;  // a folder
-  bool saved = false;
+  const bool saved = is_save(folder);
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename();
     std::error_code ignored;  // a link to nowhere is no folder
-    saved = saved || is_shard(name);
     if (fs::is_directory(entry.symlink_status(ignored))) {
       inner = name;
     } else if (!is_shard(name)) {
@@ -61,6 +56,23 @@ void check_replaceable(const fs::path& folder) {
       fmt::format("'{}' holds '{}', which no save writes, and a save takes the place of the whole "
                   "folder. Give another folder, or move that away.",
                   folder.string(), inner.empty() ? other : inner));
+}
+
+// Calls `save` with the weights of training in force, and brings those of evaluation back if they
+// were, also where the save fails, which all ranks have agreed on.
+template <class Save>
+void on_trained(EvaluationWeights& evaluation, const Save& save) {
+  const bool evaluated = evaluation.end();
+  const auto bring_back = [&] {
+    if (evaluated) evaluation.begin();
+  };
+  try {
+    save();
+  } catch (const CheckpointError&) {
+    bring_back();
+    throw;
+  }
+  bring_back();
 }
 
 }  // namespace
@@ -135,57 +147,58 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   auto& impl = *impl_;
   auto& group = impl.plan.group();
   impl.changes.at_boundary(kLabel);
-  const bool evaluated = impl.evaluation.end();
-  const bool beside = options.background && impl.may_save_beside();
-  const auto partial = WholeFolder::partial(folder);
-  std::unique_ptr<BackgroundSave::Folder> whole;
-  const bool delayed = impl.changes.settle_update(kLabel);
-  const auto& hosts = options.on_each_host;
-  comm::agree<CheckpointError>(group, kLabel, [&] {
-    if ((hosts ? group.local_rank() : group.rank()) != 0) return;
-    as_checkpoint_error([&] {
-      check_replaceable(folder);
-      // NOLINTNEXTLINE(modernize-make-unique): this aggregate does not move
-      whole.reset(new BackgroundSave::Folder{
-          {folder, &fail<CheckpointError>}, impl.manifest(delayed), group.size()});
+  on_trained(impl.evaluation, [&] {
+    const bool beside = options.background && impl.may_save_beside();
+    const auto partial = WholeFolder::partial(folder);
+    std::unique_ptr<BackgroundSave::Folder> whole;
+    const bool delayed = impl.changes.settle_update(kLabel);
+    const auto& hosts = options.on_each_host;
+    comm::agree<CheckpointError>(group, kLabel, [&] {
+      if ((hosts ? group.local_rank() : group.rank()) != 0) return;
+      as_checkpoint_error([&] {
+        check_replaceable(folder);
+        // NOLINTNEXTLINE(modernize-make-unique): this aggregate does not move
+        whole.reset(new BackgroundSave::Folder{
+            {folder, &fail<CheckpointError>}, impl.manifest(delayed), group.size()});
+      });
     });
-  });
-  auto file = comm::agree<CheckpointError>(group, kLabel, [&] {
-    std::unique_ptr<SliceFile> made;
-    as_checkpoint_error([&] {
-      made = impl.slice_file(delayed);
-      made->create(partial);
+    auto file = comm::agree<CheckpointError>(group, kLabel, [&] {
+      std::unique_ptr<SliceFile> made;
+      as_checkpoint_error([&] {
+        made = impl.slice_file(delayed);
+        made->create(partial);
+      });
+      return made;
     });
-    return made;
-  });
-  if (hosts && hosts->make_room) {
-    int64_t bytes = 0;
-    for (const auto& piece : file->pieces()) bytes += piece.bytes;
-    const auto all = comm::gather_records(group, bytes, kLabel);
-    comm::agree<CheckpointError>(group, kLabel, [&] { hosts->make_room(all); });
-  }
-  std::shared_ptr<SaveSnapshot> snapshot;
-  comm::agree<CheckpointError>(group, kLabel, [&] {
-    as_checkpoint_error([&] {
-      snapshot = std::make_shared<SaveSnapshot>(
-          std::move(file), beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
-          impl.save_memory);
+    if (hosts && hosts->make_room) {
+      int64_t bytes = 0;
+      for (const auto& piece : file->pieces()) bytes += piece.bytes;
+      const auto all = comm::gather_records(group, bytes, kLabel);
+      comm::agree<CheckpointError>(group, kLabel, [&] { hosts->make_room(all); });
+    }
+    std::shared_ptr<SaveSnapshot> snapshot;
+    comm::agree<CheckpointError>(group, kLabel, [&] {
+      as_checkpoint_error([&] {
+        snapshot = std::make_shared<SaveSnapshot>(
+            std::move(file),
+            beside ? std::optional(options.staging_bytes) : std::optional<int64_t>(),
+            impl.save_memory);
+      });
     });
-  });
-  // The thread reads on another stream than the one that has written.
-  wait_for_device(group.device());
-  // No rank keeps a save that another one could not begin.
-  std::unique_ptr<BackgroundSave> saving;
-  comm::agree<CheckpointError>(group, kLabel, [&] {
-    as_checkpoint_error([&] {
-      saving =
-          std::make_unique<BackgroundSave>(snapshot, partial, attached, std::move(whole), hosts);
+    // The thread reads on another stream than the one that has written.
+    wait_for_device(group.device());
+    // No rank keeps a save that another one could not begin.
+    std::unique_ptr<BackgroundSave> saving;
+    comm::agree<CheckpointError>(group, kLabel, [&] {
+      as_checkpoint_error([&] {
+        saving =
+            std::make_unique<BackgroundSave>(snapshot, partial, attached, std::move(whole), hosts);
+      });
     });
+    impl.saving = std::move(saving);
+    impl.flows.table().observe(std::move(snapshot));
+    if (!beside) complete_save();
   });
-  impl.saving = std::move(saving);
-  impl.flows.table().observe(std::move(snapshot));
-  if (!beside) complete_save();
-  if (evaluated) impl.evaluation.begin();
 }
 
 SaveProgress Engine::save_progress() const {
@@ -271,13 +284,13 @@ void Engine::save_full(const std::string& path) {
   const HostScope not_refused;
   auto& impl = *impl_;
   impl.changes.at_boundary("Engine::save_full");
-  const bool evaluated = impl.evaluation.end();
-  impl.changes.settle_update("Engine::save_full");
-  save_tensors(
-      impl.parts(), impl.saved_progress(), impl.plan.group(),
-      [&](int64_t unit, const at::Tensor& owned) { return impl.flows.table().full(unit, owned); },
-      path);
-  if (evaluated) impl.evaluation.begin();
+  on_trained(impl.evaluation, [&] {
+    impl.changes.settle_update("Engine::save_full");
+    save_tensors(
+        impl.parts(), impl.saved_progress(), impl.plan.group(),
+        [&](int64_t unit, const at::Tensor& owned) { return impl.flows.table().full(unit, owned); },
+        path);
+  });
 }
 
 void Engine::load_full(const std::string& path) {

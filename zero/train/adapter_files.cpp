@@ -149,7 +149,8 @@ std::string config_of(const Lora& lora, const SaveAdapterOptions& options) {
        settings.modules_to_save.empty() ? Json() : Json(settings.modules_to_save)},
       {"fan_in_fan_out", lora.in_out},
       {"bias", "none"}};
-  return json.dump(2) + "\n";
+  // A path need not be UTF-8.
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace

@@ -364,8 +364,11 @@ void Trainer::write_model() {
   const auto folder = run_.folder.path();
   const WeightsOrigin origin{.from = options.from, .tokenizer = run_.data.tokenizer};
   write_trained(*run_.engine, *run_.model, run_.lora, folder, origin);
-  if (!options.lora.merge) return;
   const auto merged = folder / "merged";
+  if (!options.lora.merge) {
+    remove_weights(*run_.engine, merged);  // an earlier run's, which was overwritten
+    return;
+  }
   comm::agree_on_rank_zero<CheckpointError>(*run_.group, "Making a folder", [&] {
     std::error_code error;
     std::filesystem::create_directories(merged, error);

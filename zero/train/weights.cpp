@@ -36,8 +36,20 @@ void copy_beside_weights(Engine& engine, const WeightsOrigin& origin,
     if (!from.empty()) copy_files(from, to, kBesideWeights, fail<CheckpointError>);
     std::error_code ignored;
     const bool has_one = !from.empty() && std::filesystem::exists(from / "tokenizer.json", ignored);
-    if (!has_one && origin.tokenizer.filename() == "tokenizer.json")
+    if (has_one) return;
+    if (origin.tokenizer.filename() == "tokenizer.json") {
       copy_files(origin.tokenizer.parent_path(), to, kBesideWeights, fail<CheckpointError>);
+    } else if (const auto copy = to / "tokenizer.model";
+               from.empty() && origin.tokenizer.extension() == ".model" &&
+               !std::filesystem::equivalent(origin.tokenizer, copy, ignored)) {
+      std::error_code error;
+      std::filesystem::copy_file(origin.tokenizer, copy,
+                                 std::filesystem::copy_options::overwrite_existing, error);
+      if (error) {
+        throw CheckpointError(fmt::format("Cannot copy {} to {}: {}.", origin.tokenizer.string(),
+                                          copy.string(), error.message()));
+      }
+    }
   });
 }
 
@@ -87,11 +99,15 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
     save_adapter(engine, *lora, folder.string(),
                  {.base_model = origin.from, .task = task, .labels = sizes.labels()});
     copy_beside_weights(engine, origin, folder);
-    remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
+    remove_weights(engine, folder);
   } else {
     write_weights(engine, model, lora, folder, origin);
     remove(engine, folder, {kAdapterConfig, kAdapterWeights, kAdapterLabels});
   }
+}
+
+void remove_weights(Engine& engine, const std::filesystem::path& folder) {
+  remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
 }
 
 std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,

@@ -15,7 +15,7 @@ namespace zero::train {
 struct WeightsOrigin {
   std::string from{};  ///< the folder of the run's first weights; empty: there is none
   /// The tokenizer of the run's data, which is copied if it is a tokenizer.json and `from` has
-  /// none.
+  /// none, or a model of sentencepiece and there is no `from`.
   std::filesystem::path tokenizer{};
 };
 
@@ -31,6 +31,10 @@ void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lor
 /// other kind, which an earlier run has left, go. Collective. Throws as write_weights.
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
                    const std::filesystem::path& folder, const WeightsOrigin& origin);
+
+/// Removes the weights and the sizes that an earlier run has left in a folder, where they are.
+/// Rank 0 does.
+void remove_weights(Engine& engine, const std::filesystem::path& folder);
 
 /// Reads the weights at `path` into the engine's shards (load_pretrained), and returns a sentence
 /// that says what was read and what was left over. With `new_head` the parameters of the model's

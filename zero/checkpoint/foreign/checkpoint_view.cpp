@@ -32,6 +32,16 @@ int64_t CheckpointView::add_group(const Optimizer& optimizer) {
   return static_cast<int64_t>(groups.size()) - 1;
 }
 
+const std::map<std::string, std::string>& CheckpointView::attached_of(int rank) const {
+  const auto from = static_cast<size_t>(rank) % (other_ranks.size() + 1);
+  return from == 0 ? attached : other_ranks[from - 1].attached;
+}
+
+const std::map<std::string, LazyTensor>& CheckpointView::buffers_of(int rank) const {
+  const auto from = static_cast<size_t>(rank) % (other_ranks.size() + 1);
+  return from == 0 ? buffers : other_ranks[from - 1].buffers;
+}
+
 LazyTensor CheckpointView::for_use(const Parameter& parameter, bool widest) const {
   const auto& trained = parameter.weights();
   auto made = widest ? trained : parameter.states.at("parameter");

@@ -37,6 +37,7 @@ struct CheckpointView {
     std::string name;
     std::vector<std::string> other_names;  ///< the other names of a tied parameter
     std::vector<int64_t> shape;
+    std::vector<int64_t> strides{};  ///< in the model that was saved; empty: row-major
     std::string optimizer;  ///< name of its optimizer, as in optim::name; empty: it has no states
     int64_t group = 0;
     int64_t steps = 0;
@@ -57,8 +58,19 @@ struct CheckpointView {
   std::optional<LossScaleState> loss_scale;
   std::vector<std::string> groups;  ///< as in the manifest
   std::vector<Parameter> parameters;
-  std::map<std::string, LazyTensor> buffers;
+  /// Buffers and attached texts may be each rank's own.
+  struct OfRank {
+    std::map<std::string, LazyTensor> buffers;
+    std::map<std::string, std::string> attached;
+  };
+  std::map<std::string, LazyTensor> buffers;  ///< of rank 0, and so are the texts
   std::map<std::string, std::string> attached;
+  std::vector<OfRank> other_ranks{};  ///< from rank 1; empty: all have what rank 0 has
+
+  /// Return what rank `rank` takes, as Manifest::file_of does: its own, or that of an earlier rank
+  /// where fewer ranks have saved.
+  const std::map<std::string, std::string>& attached_of(int rank) const;
+  const std::map<std::string, LazyTensor>& buffers_of(int rank) const;
   std::vector<std::string> left_out;  ///< parts that the view has no place for, and why
   std::vector<std::string> missing;   ///< missing parts that a run needs to go on as before
 

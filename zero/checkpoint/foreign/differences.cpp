@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -96,6 +97,14 @@ std::vector<std::string> differences(const CheckpointView& a, const CheckpointVi
           [&](const std::string& name, const LazyTensor* x, const LazyTensor* y) {
             tensors(name, *x, *y);
           });
+  // Without own buffers on either side there is nothing more; another number of ranks has others.
+  for (size_t r = 0; r < std::min(a.other_ranks.size(), b.other_ranks.size()); ++r) {
+    pair_up(a.other_ranks[r].buffers, b.other_ranks[r].buffers, found,
+            fmt::format(" of rank {}", r + 1).c_str(),
+            [&](const std::string& name, const LazyTensor& x, const LazyTensor& y) {
+              tensors(fmt::format("{} of rank {}", name, r + 1), x, y);
+            });
+  }
   std::set<std::pair<int64_t, int64_t>> compared;
   const auto states = [&](const std::string& name, const CheckpointView::Parameter* x,
                           const CheckpointView::Parameter* y) {

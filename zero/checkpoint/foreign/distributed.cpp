@@ -424,14 +424,19 @@ class Sorter {
       names.insert(state);
       parameter.states[state] = values;
     }
-    const auto optimizer =
-        optimizer_of(hyper_.contains(name) ? hyper_.at(name) : json::object(), names);
+    const auto hyper = hyper_.contains(name) ? hyper_.at(name) : json::object();
+    const auto optimizer = optimizer_of(hyper, names);
     const auto text = dump(optimizer);
     parameter.optimizer = optim::name(optimizer);
     const auto group = std::ranges::find(view_.groups, text);
     parameter.group = group - view_.groups.begin();
     if (group == view_.groups.end()) view_.groups.push_back(text);
-    parameter.steps = steps_.contains(name) ? steps_.at(name) : 0;
+    // SGD counts no steps, and needs to know only that its momentum is no first one. Schedule-free
+    // optimizers count them in the group.
+    const int64_t uncounted = hyper.contains("k") && hyper.at("k").is_number_integer()
+                                  ? hyper.at("k").get<int64_t>()
+                                  : int64_t{parameter.states.size() > 1};
+    parameter.steps = steps_.contains(name) ? steps_.at(name) : uncounted;
     view_.steps = std::max(view_.steps, parameter.steps);
   }
 

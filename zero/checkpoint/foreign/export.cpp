@@ -144,7 +144,7 @@ std::vector<std::string> export_deepspeed(const CheckpointView& view, const fs::
       frozen.push_back(each.name);
       continue;
     }
-    if (each.name.find('/') != std::string::npos)
+    if (each.name.find('/') != std::string::npos || each.name == "." || each.name == "..")
       throw CheckpointError(fmt::format("The parameter '{}' has a name that no folder can have.",
                                         excerpt(each.name)));
     const auto place = step / "zero" / each.name;

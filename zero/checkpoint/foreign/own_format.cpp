@@ -1,11 +1,13 @@
 // Reads libzero's own checkpoints as views, and writes views as such checkpoints.
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -73,10 +75,10 @@ CheckpointView view_own(const fs::path& path) {
         slices[static_cast<size_t>(parameter)].push_back({begin, end, path / file.name});
     }
   }
-  const auto first = path / manifest.files.front().name;
-  const auto whole = [&](const std::string& key, at::ScalarType dtype, std::vector<int64_t> shape) {
+  const auto in_file = [&](const Manifest::File& file, const std::string& key, at::ScalarType dtype,
+                           std::vector<int64_t> shape) {
     return LazyTensor{dtype, std::move(shape),
-                      [first, key] { return SafetensorsReader(first).read(key); }};
+                      [from = path / file.name, key] { return SafetensorsReader(from).read(key); }};
   };
   for (size_t p = 0; p < slices.size(); ++p) {
     const auto& from = manifest.parameters[p];
@@ -84,16 +86,26 @@ CheckpointView view_own(const fs::path& path) {
     to.name = from.name;
     to.other_names = from.other_names;
     to.shape = from.shape;
+    to.strides = from.strides;
     to.optimizer = from.optimizer;
     to.group = from.group;
     to.steps = from.steps;
     for (const auto& state : from.states) to.states[state.name] = own_state(from, state, slices[p]);
     for (const auto& [name, shape] : from.factored)
-      to.states[name] = whole(name + "." + from.name, at::kFloat, shape);
+      to.states[name] = in_file(manifest.files.front(), name + "." + from.name, at::kFloat, shape);
   }
-  for (const auto& [name, dtype, shape] : manifest.buffers)
-    view.buffers[name] = whole("buffer." + name, dtype, shape);
+  const auto buffers_in = [&](const Manifest::File& file) {
+    std::map<std::string, LazyTensor> buffers;
+    for (const auto& [name, dtype, shape] : manifest.buffers)
+      buffers[name] = in_file(file, "buffer." + name, dtype, shape);
+    return buffers;
+  };
+  view.buffers = buffers_in(manifest.files.front());
   view.attached = manifest.files.front().attached;
+  for (size_t rank = 1; rank < manifest.files.size(); ++rank) {
+    const auto& file = manifest.files[rank];
+    view.other_ranks.push_back({buffers_in(file), file.attached});
+  }
   return view;
 }
 
@@ -134,30 +146,40 @@ class OwnWriter {
               {"format", fmt::format("{} {}", Manifest::kFormat, Manifest::kVersion)}}));
     }
     for (const auto& [key, tensor, parameter] : tensors_) {
-      const auto values = tensor->read();
-      if (values.scalar_type() != tensor->dtype || !values.sizes().equals(tensor->shape))
-        throw CheckpointError(fmt::format("the tensor '{}' is not of the shape announced", key));
+      if (parameter == kEach) {
+        const auto name = key.substr(kBuffer.size());
+        for (int rank = 0; rank < ranks_; ++rank)
+          files[static_cast<size_t>(rank)]->write(key, read(view_.buffers_of(rank).at(name), key));
+        continue;
+      }
+      auto values = read(*tensor, key);
+      if (parameter == kFirst) {
+        files.front()->write(key, values);
+        continue;
+      }
+      // Slices have the elements in the order of the storage.
+      const auto& entry = manifest_.parameters[static_cast<size_t>(parameter)];
+      values = at::empty_strided(entry.shape, entry.strides, values.options())
+                   .copy_(values)
+                   .as_strided({tensor->numel()}, {1});
       for (int rank = 0; rank < ranks_; ++rank) {
-        auto& file = *files[static_cast<size_t>(rank)];
-        if (parameter < 0) {
-          if (parameter == kEach || rank == 0) file.write(key, values);
-          continue;
-        }
         const auto [begin, end] = range(tensor->numel(), rank);
-        if (begin < end) file.write(key, values.reshape({-1}).narrow(0, begin, end - begin));
+        if (begin < end)
+          files[static_cast<size_t>(rank)]->write(key, values.narrow(0, begin, end - begin));
       }
     }
     for (size_t rank = 0; rank < files.size(); ++rank) {
       files[rank]->commit();
       manifest_.files[rank].sums = files[rank]->sums();
+      manifest_.files[rank].attached = view_.attached_of(static_cast<int>(rank));
     }
-    manifest_.files.front().attached = view_.attached;
     write_manifest(folder_, manifest_);
   }
 
  private:
-  // Values of Item::parameter for a tensor that every file has whole, and for one that only the
-  // first file has.
+  static constexpr std::string_view kBuffer = "buffer.";
+  // Values of Item::parameter for a buffer, of which every file has its rank's, and for a tensor
+  // that only the first file has.
   static constexpr int64_t kEach = -1;
   static constexpr int64_t kFirst = -2;
   struct Item {
@@ -165,6 +187,13 @@ class OwnWriter {
     const LazyTensor* tensor = nullptr;
     int64_t parameter = kEach;
   };
+
+  static at::Tensor read(const LazyTensor& tensor, const std::string& key) {
+    auto values = tensor.read();
+    if (values.scalar_type() != tensor.dtype || !values.sizes().equals(tensor.shape))
+      throw CheckpointError(fmt::format("the tensor '{}' is not of the shape announced", key));
+    return values;
+  }
 
   // Slices begin at multiples of 64, as the format requires.
   std::pair<int64_t, int64_t> range(int64_t numel, int rank) const {
@@ -178,7 +207,7 @@ class OwnWriter {
     to.name = from.name;
     to.other_names = from.other_names;
     to.shape = from.shape;
-    to.strides = row_major(from.shape);
+    to.strides = from.strides.empty() ? row_major(from.shape) : from.strides;
     to.optimizer = from.optimizer;
     to.group = from.group;
     to.steps = from.steps;
@@ -218,7 +247,7 @@ class OwnWriter {
 }  // namespace
 
 void write_checkpoint(const CheckpointView& view, const fs::path& to, int ranks) {
-  if (fs::exists(to) && !has_manifest(to) && !(fs::is_directory(to) && fs::is_empty(to)))
+  if (fs::exists(to) && !is_save(to) && !(fs::is_directory(to) && fs::is_empty(to)))
     throw CheckpointError(fmt::format(
         "'{}' is there and is no checkpoint of libzero. Name a folder that does not exist.",
         to.string()));
