@@ -28,6 +28,7 @@ int encode_lines(const std::string& path, const std::string& name) {
     const auto line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     ++number;
+    if (line.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
     try {
       const auto example = encoder.read(line);
       const auto document = encoder.encode(example);

@@ -1,5 +1,6 @@
 #include "zero/data/chat_template.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -112,6 +113,67 @@ TEST(Jinja, WhatFailsIsNamedWithItsLine) {
   };
   for (const auto& [text, message] : cases)
     EXPECT_THAT([&] { rendered(text); }, ThrowsMessage<Error>(HasSubstr(message))) << text;
+}
+
+TEST(Jinja, TemplatesOfStrangersEnd) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{% set ns=namespace(l=1) %}{% set ns.l=ns %}{{ ns }}", "a namespace in a list, a dict or"},
+      {"{% set ns=namespace(l=1) %}{% set ns.l=[{'a': ns}] %}", "a namespace in a list, a dict or"},
+      {"{% set d={} %}{% set d.d=d %}{{ d|tojson }}", "'d' is no namespace"},
+      {"{% set ns=namespace(l=[]) %}{% for i in range(999999) %}{% set ns.l=[ns.l] %}{% endfor %}",
+       "lists and dicts nest too deeply"},
+      {"{% set ns=namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l=[ns.l, ns.l] %}"
+       "{% endfor %}{{ ns.l == ns.l }}",
+       "a value has over 64 MiB"},
+      {"{% set ns=namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l=ns.l + ns.l %}{% endfor "
+       "%}",
+       "a value has over 64 MiB"},
+      {"{{ 'abcd' * 4611686018427387904 }}", "a value has over 64 MiB"},
+      {"{{ ('x' * 60000000).replace('x', 'y' * 60000000) }}", "a value has over 64 MiB"},
+      {"{{ range(9999)|join('y' * 60000000) }}", "a value has over 64 MiB"},
+      {"{{ ('x' * 60000000)|list }}", "a value has over 64 MiB"},
+      {"{{ range(99999)|map('default', 'x' * 9999999)|list }}", "does not come to an end"},
+      {"{% for i in range(99999) %}{{ 'x' * 60000000 }}{% endfor %}", "does not come to an end"},
+      {"{{ range(-9, 9223372036854775807) }}", "a range has over a million elements"},
+      {"{{ (10.0 ** 300)|int }}", "a number is too large"},
+      {"{{ (0 - 9223372036854775807 - 1)|abs }}", "a number is too large"},
+  };
+  for (const auto& [text, message] : cases)
+    EXPECT_THAT([&] { rendered(text); }, ThrowsMessage<Error>(HasSubstr(message))) << text;
+  const auto nothing = ordered_json::array();
+  for (const char* sign : {"~", "+"}) {
+    const auto text = fmt::format(
+        "{{% set ns=namespace(s='ab') %}}{{% for i in range(99) %}}{{% set ns.s=ns.s {} ns.s %}}"
+        "{{% endfor %}}",
+        sign);
+    EXPECT_THAT(
+        [&] { ChatTemplate(text, "here", ordered_json::object()).text(nothing, false); },
+        ThrowsMessage<DataError>(HasSubstr(
+            "The chat template of here fails on these messages: line 1: a value has over")));
+  }
+  std::string sum = "1";
+  for (int i = 0; i < 100000; ++i) sum += "+1";
+  EXPECT_THAT([&] { jinja::Template whole("{{ " + sum + " }}"); },
+              ThrowsMessage<Error>(HasSubstr("over 1000 operators")));
+  std::string blocks = "{% macro m() %}";
+  for (int i = 0; i < 120; ++i) blocks += "{% for a in [1] %}";
+  blocks += "{{ m() }}";
+  for (int i = 0; i < 120; ++i) blocks += "{% endfor %}";
+  EXPECT_THAT([&] { rendered(blocks + "{% endmacro %}{{ m() }}"); },
+              ThrowsMessage<Error>(HasSubstr("too deeply")));
+}
+
+TEST(Jinja, LargeNumbersAreTakenAsTheyAre) {
+  EXPECT_EQ(rendered("[{{ a.99999999999 }}{{ a.99999999999999999999 }}{{ a.1 }}]", {{"a", {1, 2}}}),
+            "[2]");
+  EXPECT_EQ(rendered("[{{ '' * 9000000000000000000 }}{{ 'ab' * -1 }}{{ 'ab' * 2 }}]"), "[abab]");
+  EXPECT_EQ(rendered("{{ range(9223372036854775800, 9223372036854775807, 5) }}"),
+            "[9223372036854775800, 9223372036854775805]");
+  EXPECT_EQ(rendered("{{ 'abc'[1::9223372036854775807] }}{{ [1, 2, 3][::-9223372036854775807] }}"),
+            "b[3]");
+  EXPECT_EQ(rendered("{{ 9007199254740993|int }}"), "9007199254740993");
+  EXPECT_EQ(rendered("{{ 'h\xC3\xA9llo'[1] }}{{ 'h\xC3\xA9llo'[-4:2] }}"), "\xC3\xA9\xC3\xA9");
+  EXPECT_EQ(rendered("{{ ' a  b c'.split(none, 1) }}"), "['a', 'b c']");
 }
 
 constexpr const char* kChat =

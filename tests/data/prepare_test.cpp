@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <random>
 
+#include "tests/support/run_program.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/data/dataset.h"
@@ -40,6 +42,21 @@ std::vector<int64_t> all_tokens(const TokenRange& range) {
   std::vector<int64_t> tokens(static_cast<size_t>(range.size()));
   range.tokens->read(range.begin, tokens);
   return tokens;
+}
+
+TEST(Encode, LeavesLinesOfWhiteSpaceOutAndCountsThem) {
+  const TemporaryFolder folder;
+  const std::string good = "\n{\"text\": \"a\"}\n \t\r\n{\"text\": \"b\"}\n\n";
+  const auto encoded = [&](const std::string& lines) {
+    return test::run({ZERO_PROGRAM, "data", "encode", folder.write("lines.jsonl", lines).string(),
+                      "--tokenizer", "bytes"});
+  };
+  const auto outcome = encoded(good);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 2) << outcome.out;
+  const auto refused = encoded(good + "x\n");
+  EXPECT_NE(refused.status, 0);
+  EXPECT_THAT(refused.err, HasSubstr("line 6"));
 }
 
 TEST(Prepare, TokensOfATrainedBpeDecodeToTheText) {

@@ -93,12 +93,12 @@ ChatTemplate::ChatTemplate(std::string_view text, std::string source, const Orde
 
 jinja::Rendered ChatTemplate::render(const OrderedJson& messages, bool add_generation_prompt,
                                      const OrderedJson& tools) const {
-  auto variables = variables_;
-  variables.emplace_back("messages", jinja::Value::from_json(messages));
-  variables.emplace_back("tools", jinja::Value::from_json(tools));
-  variables.emplace_back("documents", nullptr);
-  variables.emplace_back("add_generation_prompt", add_generation_prompt);
   try {
+    auto variables = variables_;
+    variables.emplace_back("messages", jinja::Value::from_json(messages));
+    variables.emplace_back("tools", jinja::Value::from_json(tools));
+    variables.emplace_back("documents", nullptr);
+    variables.emplace_back("add_generation_prompt", add_generation_prompt);
     return template_.render(variables);
   } catch (const Error& error) {
     throw DataError(

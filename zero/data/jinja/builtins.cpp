@@ -6,8 +6,11 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <ctime>
+#include <limits>
 #include <map>
+#include <set>
 
 #include "zero/data/tokenizers/characters.h"
 
@@ -16,12 +19,34 @@ namespace {
 
 constexpr size_t kMostElements = 1'000'000;
 
+// As text.find(what, from), but in linear time.
+size_t find_text(std::string_view text, std::string_view what, size_t from = 0) {
+  if (from > text.size()) return std::string_view::npos;
+  const auto* found = memmem(text.data() + from, text.size() - from, what.data(), what.size());
+  if (found == nullptr) return std::string_view::npos;
+  return static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
 std::string need_string(const Value& value) {
   if (const auto* text = value.string()) return *text;
   throw Fault(fmt::format("a string is needed and not {}", value.kind()));
 }
 
-size_t length_of(const Value& value) { return value.elements().size(); }
+// Returns where each character begins, and the end.
+std::vector<uint32_t> places_of(std::string_view text) {
+  std::vector<uint32_t> places;
+  for (size_t at = 0; at < text.size();) {
+    places.push_back(static_cast<uint32_t>(at));
+    tokenizers::next_character(text, at);
+  }
+  places.push_back(static_cast<uint32_t>(text.size()));
+  return places;
+}
+
+size_t length_of(const Value& value) {
+  const auto* text = value.string();
+  return text != nullptr ? places_of(*text).size() - 1 : value.elements().size();
+}
 
 // ASCII alone changes; templates write keywords so.
 std::string mapped(std::string text, int (*change)(int)) {
@@ -32,9 +57,16 @@ std::string mapped(std::string text, int (*change)(int)) {
 }
 
 std::string stripped(std::string_view text, const Value& characters, bool left, bool right) {
+  const bool white = characters.undefined() || characters.none();
+  const auto listed = white ? std::string() : need_string(characters);
+  std::set<std::string_view> dropped;
+  for (size_t at = 0; at < listed.size();) {
+    const size_t begin = at;
+    tokenizers::next_character(listed, at);
+    dropped.insert(std::string_view(listed).substr(begin, at - begin));
+  }
   const auto drops = [&](int32_t c, std::string_view character) {
-    if (characters.undefined() || characters.none()) return tokenizers::is_white(c);
-    return need_string(characters).find(character) != std::string::npos;
+    return white ? tokenizers::is_white(c) : dropped.contains(character);
   };
   while (left && !text.empty()) {
     size_t at = 0;
@@ -56,45 +88,64 @@ std::string replaced(const std::string& text, const std::string& from, const std
   if (from.empty()) throw Fault("the text to replace is empty");
   std::string out;
   size_t done = 0;
-  for (size_t at = text.find(from); at != std::string::npos && most != 0;
-       at = text.find(from, done)) {
-    out.append(text, done, at - done) += to;
+  const auto all = std::string_view(text);
+  for (size_t at = find_text(text, from); at != std::string::npos && most != 0;
+       at = find_text(text, from, done)) {
+    append(out, all.substr(done, at - done));
+    append(out, to);
     done = at + from.size();
-    --most;
+    if (most > 0) --most;
   }
-  return out.append(text, done);
+  append(out, all.substr(done));
+  return out;
 }
 
 List split_text(const std::string& text, const Value& separator, int64_t most) {
   List parts;
+  size_t bytes = 0;
+  const auto add = [&](std::string_view part) {
+    bytes += sizeof(Value) + part.size();
+    if (bytes > kMostBytes) refuse_size();
+    parts.emplace_back(part);
+  };
   if (separator.undefined() || separator.none()) {
-    std::string rest = stripped(text, {}, true, true);
+    const auto whole = stripped(text, {}, true, true);
+    auto rest = std::string_view(whole);
     while (!rest.empty()) {
       size_t end = 0;
       for (size_t at = 0; at < rest.size(); end = at) {
         if (tokenizers::is_white(tokenizers::next_character(rest, at))) break;
       }
-      if (most-- == 0) end = rest.size();
-      parts.emplace_back(rest.substr(0, end));
-      rest = stripped(std::string_view(rest).substr(end), {}, true, false);
+      if (most == 0) end = rest.size();
+      if (most > 0) --most;
+      add(rest.substr(0, end));
+      for (size_t at = end; end < rest.size(); end = at) {
+        if (!tokenizers::is_white(tokenizers::next_character(rest, at))) break;
+      }
+      rest.remove_prefix(end);
     }
     return parts;
   }
   const auto sign = need_string(separator);
   if (sign.empty()) throw Fault("the separator is empty");
   size_t done = 0;
-  for (size_t at = text.find(sign); at != std::string::npos && most-- != 0;
-       at = text.find(sign, done)) {
-    parts.emplace_back(text.substr(done, at - done));
+  const auto all = std::string_view(text);
+  for (size_t at = find_text(text, sign); at != std::string::npos && most != 0;
+       at = find_text(text, sign, done)) {
+    add(all.substr(done, at - done));
     done = at + sign.size();
+    if (most > 0) --most;
   }
-  parts.emplace_back(text.substr(done));
+  add(all.substr(done));
   return parts;
 }
 
 std::string joined_text(const List& list, const std::string& separator) {
   std::string out;
-  for (size_t i = 0; i < list.size(); ++i) out += (i > 0 ? separator : "") + list[i].text();
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i > 0) append(out, separator);
+    append(out, list[i].text());
+  }
   return out;
 }
 
@@ -118,11 +169,21 @@ Value attribute_of(Value value, std::string_view path) {
   }
 }
 
+void spend(const Arguments& a, size_t bytes) {
+  if (a.work != nullptr) a.work->spend(bytes);
+}
+
 Arguments rest_of(const Arguments& a, size_t from, const Value& subject) {
-  Arguments rest;
-  rest.values.push_back(subject);
+  Arguments rest{{subject}, {}, a.work};
   for (size_t i = from; i < a.values.size(); ++i) rest.values.push_back(a.values[i]);
+  spend(a, 256 + rest.bytes());
   return rest;
+}
+
+// The path is copied, and the dict is searched.
+Value attribute(const Arguments& a, const Value& each, const std::string& path) {
+  spend(a, 64 + path.size() + each.extent().own);
+  return attribute_of(each, path);
 }
 
 // Implements select, reject, selectattr and rejectattr.
@@ -134,7 +195,7 @@ Value chosen(const Arguments& a, bool by_attribute, bool keep) {
     throw Fault(fmt::format("the test '{}' is not supported", *test));
   List out;
   for (const auto& each : a.values[0].elements()) {
-    const auto subject = by_attribute ? attribute_of(each, need_string(a.get(1, ""))) : each;
+    const auto subject = by_attribute ? attribute(a, each, need_string(a.get(1, ""))) : each;
     const bool holds =
         function == nullptr ? subject.truth() : function(rest_of(a, place + 1, subject)).truth();
     if (holds == keep) out.push_back(each);
@@ -144,25 +205,33 @@ Value chosen(const Arguments& a, bool by_attribute, bool keep) {
 
 Value map_filter(const Arguments& a) {
   List out;
+  const auto add = [&] { spend(a, sizeof(Value) + out.back().extent().own); };
   const auto attribute = a.get(99, "attribute");
   const auto otherwise = a.get(99, "default");
   for (const auto& each : a.values[0].elements()) {
     if (!attribute.undefined()) {
-      const auto value = attribute_of(each, need_string(attribute));
+      const auto value = zero::jinja::attribute(a, each, need_string(attribute));
       out.push_back(value.undefined() && !otherwise.undefined() ? otherwise : value);
+      add();
       continue;
     }
     const auto name = need_string(a.get(1, ""));
     const auto filter = find_filter(name);
     if (filter == nullptr) throw Fault(fmt::format("the filter '{}' is not supported", name));
     out.push_back(filter(rest_of(a, 2, each)));
+    add();
   }
   return out;
 }
 
 Value to_integer(const Arguments& a) {
   const auto& value = a.values[0];
-  if (value.number()) return static_cast<int64_t>(value.as_double());
+  if (value.integer()) return value.as_integer();
+  if (value.number()) {
+    const double number = value.as_double();
+    if (!(std::abs(number) < 9e18)) throw Fault("a number is too large");
+    return static_cast<int64_t>(number);
+  }
   if (const auto* text = value.string()) {
     int64_t number = 0;
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
@@ -245,7 +314,8 @@ const Table& filters() {
       {"abs",
        [](const Arguments& a) {
          const auto& x = a.values[0];
-         return x.integer() ? Value(std::abs(x.as_integer())) : Value(std::abs(x.as_double()));
+         if (!x.integer()) return Value(std::abs(x.as_double()));
+         return x.as_integer() < 0 ? compute("-", int64_t{0}, x) : x;
        }},
   };
   return table;
@@ -306,6 +376,8 @@ Value range(const Arguments& a) {
   for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
     if (out.size() == kMostElements) throw Fault("a range has over a million elements");
     out.emplace_back(i);
+    // Beyond the last integer the range ends.
+    if (int64_t next = 0; __builtin_add_overflow(i, step, &next)) break;
   }
   return out;
 }
@@ -338,13 +410,13 @@ Value method_of_string(const std::string& text, std::string_view name, const Arg
   if (name == "upper") return mapped(text, std::toupper);
   if (name == "lower") return mapped(text, std::tolower);
   if (name == "capitalize" || name == "replace") {
-    Arguments all{{text}, a.named};
+    Arguments all{{text}, a.named, a.work};
     all.values.insert(all.values.end(), a.values.begin(), a.values.end());
     return find_filter(name)(all);
   }
   if (name == "join") return joined_text(a.get(0, "").elements(), text);
   if (name == "find") {
-    const auto at = text.find(need_string(a.get(0, "")));
+    const auto at = find_text(text, need_string(a.get(0, "")));
     return at == std::string::npos ? Value(int64_t{-1})
                                    : Value(int64_t(length_of(Value(text.substr(0, at)))));
   }
@@ -383,7 +455,8 @@ Value call_method(const Value& object, std::string_view name, const Arguments& a
 
 Dict functions() {
   const auto named = [](const Arguments& a) { return Value(Dict(a.named)); };
-  return {{"namespace", Value(Function(named))},
+  const auto name_space = [](const Arguments& a) { return Value::name_space(a.named); };
+  return {{"namespace", Value(Function(name_space))},
           {"dict", Value(Function(named))},
           {"range", Value(Function(range))},
           {"strftime_now", Value(Function(now))},
@@ -402,11 +475,15 @@ Value compute(std::string_view sign, const Value& x, const Value& y) {
     return all;
   }
   if (sign == "*" && x.string() != nullptr && y.integer()) {
-    if (y.as_integer() > 0 &&
-        x.string()->size() * static_cast<size_t>(y.as_integer()) > kMostElements)
-      throw Fault("a string becomes too long");
     std::string out;
-    for (int64_t i = 0; i < y.as_integer(); ++i) out += *x.string();
+    if (x.string()->empty() || y.as_integer() <= 0) return out;
+    const auto times = static_cast<size_t>(y.as_integer());
+    if (times > kMostBytes / x.string()->size()) refuse_size();
+    const size_t size = times * x.string()->size();
+    for (out = *x.string(); out.size() < size;) {
+      const auto half = out.substr(0, size - out.size());
+      out += half;
+    }
     return out;
   }
   if (!x.number() || !y.number()) {
@@ -450,7 +527,7 @@ Value compute(std::string_view sign, const Value& x, const Value& y) {
 
 bool contains(const Value& container, const Value& element) {
   if (const auto* text = container.string())
-    return text->find(need_string(element)) != std::string::npos;
+    return find_text(*text, need_string(element)) != std::string::npos;
   const auto all = container.elements();
   return std::any_of(all.begin(), all.end(), [&](const Value& each) { return each == element; });
 }
@@ -462,7 +539,14 @@ Value member_of(const Value& object, const Value& key) {
     if (index < 0 || index >= size) return Undefined{"an element beyond the end"};
     return (*list)[static_cast<size_t>(index)];
   }
-  if (object.string() != nullptr && key.integer()) return member_of(object.elements(), key);
+  if (const auto* text = object.string(); text != nullptr && key.integer()) {
+    const auto places = places_of(*text);
+    const auto size = static_cast<int64_t>(places.size()) - 1;
+    const int64_t index = key.as_integer() + (key.as_integer() < 0 ? size : 0);
+    if (index < 0 || index >= size) return Undefined{"a character beyond the end"};
+    const auto at = static_cast<size_t>(index);
+    return text->substr(places[at], places[at + 1] - places[at]);
+  }
   if (object.undefined())
     throw Fault(fmt::format("'{}' of an undefined value is read", key.text()));
   const auto* name = key.string();
@@ -471,9 +555,12 @@ Value member_of(const Value& object, const Value& key) {
 }
 
 Value slice_of(const Value& object, const Value& from, const Value& to, const Value& by) {
-  const auto all = object.elements();
-  const auto size = static_cast<int64_t>(all.size());
-  const int64_t step = by.none() ? 1 : by.as_integer();
+  const auto* text = object.string();
+  const auto places = text == nullptr ? std::vector<uint32_t>() : places_of(*text);
+  const auto all = text == nullptr ? object.elements() : List();
+  const auto size = static_cast<int64_t>(text == nullptr ? all.size() : places.size() - 1);
+  // A step beyond the size takes one element, as any such step does.
+  const int64_t step = by.none() ? 1 : std::clamp(by.as_integer(), -size - 1, size + 1);
   if (step == 0) throw Fault("the step of a slice is 0");
   const auto place = [&](const Value& value, int64_t otherwise) {
     if (value.none()) return otherwise;
@@ -487,12 +574,16 @@ Value slice_of(const Value& object, const Value& from, const Value& to, const Va
   const int64_t begin = negative(from) ? -1 : place(from, step < 0 ? size - 1 : 0);
   const int64_t end = negative(to) ? -1 : place(to, step < 0 ? -1 : size);
   List out;
-  for (int64_t i = begin; step > 0 ? i < end : i > end; i += step)
-    out.push_back(all[static_cast<size_t>(i)]);
-  if (object.string() == nullptr) return out;
-  std::string text;
-  for (const auto& each : out) text += each.text();
-  return text;
+  std::string cut;
+  for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
+    const auto at = static_cast<size_t>(i);
+    if (text == nullptr) {
+      out.push_back(all[at]);
+    } else {
+      cut.append(*text, places[at], places[at + 1] - places[at]);
+    }
+  }
+  return text == nullptr ? Value(std::move(out)) : Value(std::move(cut));
 }
 
 }  // namespace zero::jinja

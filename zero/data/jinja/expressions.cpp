@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 
 #include "zero/data/jinja/builtins.h"
@@ -32,6 +33,7 @@ class ExpressionParser {
     const TokenReader::Depth guard(in_);
     auto value = or_expression();
     while (in_.accept("if")) {
+      count_link();
       auto condition = or_expression();
       Expression otherwise = [](State&) { return Value(); };
       if (in_.accept("else")) otherwise = expression();
@@ -46,6 +48,7 @@ class ExpressionParser {
   Expression or_expression() {
     auto left = and_expression();
     while (in_.accept("or")) {
+      count_link();
       left = [left = std::move(left), right = and_expression()](State& state) {
         auto value = left(state);
         return value.truth() ? value : right(state);
@@ -59,13 +62,25 @@ class ExpressionParser {
     return [all = std::move(all)](State& state) {
       List list;
       for (const auto& each : all) list.push_back(each(state));
-      return Value(std::move(list));
+      return made(state, std::move(list));
     };
+  }
+
+  // Operators that follow each other nest to the left, so as a value runs, and as it is destroyed.
+  void count_link() {
+    if (++links_ > 1000) in_.fail("an expression has over 1000 operators");
+  }
+
+  // A list or a dict that is made costs its bytes.
+  static Value made(State& state, Value value) {
+    state.work.spend(value.extent().own);
+    return value;
   }
 
   Expression and_expression() {
     auto left = not_expression();
     while (in_.accept("and")) {
+      count_link();
       left = [left = std::move(left), right = not_expression()](State& state) {
         auto value = left(state);
         return value.truth() ? right(state) : value;
@@ -101,6 +116,8 @@ class ExpressionParser {
       auto before = left(state);
       for (const auto& [sign, expression] : rest) {
         auto value = expression(state);
+        state.work.spend(std::min(before.extent().whole, value.extent().whole));
+        if (sign.ends_with("in")) state.work.spend(value.extent().own);
         if (!compare(sign, before, value)) return Value(false);
         before = std::move(value);
       }
@@ -127,9 +144,10 @@ class ExpressionParser {
       });
       if (found == signs.end()) return left;
       in_.take();
+      count_link();
       left = [sign = *found, left = std::move(left), right = next()](State& state) {
         const auto first = left(state);
-        return compute(sign, first, right(state));
+        return made(state, compute(sign, first, right(state)));
       };
     }
   }
@@ -208,9 +226,12 @@ class ExpressionParser {
       if (!in_.sees("}")) in_.expect(",");
     }
     return [members = std::move(members)](State& state) {
-      Dict made;
-      for (const auto& [key, value] : members) State::put(made, key(state).text(), value(state));
-      return Value(std::move(made));
+      Dict all;
+      for (const auto& [key, value] : members) {
+        state.work.spend(all.size());
+        put(all, key(state).text(), value(state));
+      }
+      return made(state, std::move(all));
     };
   }
 
@@ -226,6 +247,8 @@ class ExpressionParser {
     void add_to(Arguments& made, State& state) const {
       for (const auto& each : values) made.values.push_back(each(state));
       for (const auto& [key, each] : named) made.named.emplace_back(key, each(state));
+      made.work = &state.work;
+      state.work.spend(made.bytes());
     }
   };
 
@@ -248,18 +271,18 @@ class ExpressionParser {
   }
 
   Expression postfix(Expression value) {
-    while (true) {
+    for (;; count_link()) {
       if (in_.accept(".")) {
         value = attribute(std::move(value));
       } else if (in_.accept("[")) {
         value = index(std::move(value));
       } else if (in_.accept("(")) {
-        value = [value = std::move(value), made = call()](State& state) {
+        value = [value = std::move(value), call = call()](State& state) {
           state.step();
           const auto function = value(state);
           if (function.function() == nullptr)
             throw Fault(fmt::format("{} is called", function.kind()));
-          return (*function.function())(made.arguments(state));
+          return made(state, (*function.function())(call.arguments(state)));
         };
       } else if (in_.accept("|")) {
         value = filter(std::move(value));
@@ -273,22 +296,34 @@ class ExpressionParser {
   }
 
   Expression attribute(Expression object) {
-    const auto member = in_.peek().kind == TokenKind::integer
-                            ? Value(static_cast<int64_t>(std::stoi(in_.take().text)))
-                            : Value(in_.name());
+    Value member;
+    if (in_.peek().kind == TokenKind::integer) {
+      const auto digits = in_.take().text;
+      int64_t place = 0;
+      const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), place);
+      member = read.ec == std::errc() ? place : std::numeric_limits<int64_t>::max();
+    } else {
+      member = in_.name();
+    }
     if (!in_.accept("(")) {
       return [object = std::move(object), member](State& state) {
-        return member_of(object(state), member);
+        return member_at(state, object(state), member);
       };
     }
-    return [object = std::move(object), member, made = call()](State& state) {
+    return [object = std::move(object), member, call = call()](State& state) {
       state.step();
       const auto value = object(state);
       const auto* found = value.find(member.text());
       if (found != nullptr && found->function() != nullptr)
-        return (*found->function())(made.arguments(state));
-      return call_method(value, member.text(), made.arguments(state));
+        return made(state, (*found->function())(call.arguments(state)));
+      if (value.dict() != nullptr) made(state, value);
+      return made(state, call_method(value, member.text(), call.arguments(state)));
     };
+  }
+
+  static Value member_at(State& state, const Value& object, const Value& key) {
+    if (object.dict() != nullptr) state.work.spend(object.dict()->size());
+    return member_of(object, key);
   }
 
   Expression index(Expression object) {
@@ -305,13 +340,14 @@ class ExpressionParser {
       if (!parts[0]) in_.fail("an index is missing");
       return [object = std::move(object), key = *parts[0]](State& state) {
         const auto value = object(state);
-        return member_of(value, key(state));
+        return member_at(state, value, key(state));
       };
     }
     parts.resize(3);
     return [object = std::move(object), parts](State& state) {
       const auto part = [&](size_t i) { return parts[i] ? (*parts[i])(state) : Value(nullptr); };
-      return slice_of(object(state), part(0), part(1), part(2));
+      const auto value = made(state, object(state));
+      return made(state, slice_of(value, part(0), part(1), part(2)));
     };
   }
 
@@ -319,9 +355,9 @@ class ExpressionParser {
     const auto filter_name = in_.name();
     const auto function = find_filter(filter_name);
     if (function == nullptr) in_.fail(fmt::format("the filter '{}' is not supported", filter_name));
-    Call made;
-    if (in_.accept("(")) made = call();
-    return apply(function, std::move(value), std::move(made), false);
+    Call with;
+    if (in_.accept("(")) with = call();
+    return apply(function, std::move(value), std::move(with), false);
   }
 
   Expression test(Expression value) {
@@ -329,7 +365,7 @@ class ExpressionParser {
     const auto test_name = in_.name();
     const auto function = find_test(test_name);
     if (function == nullptr) in_.fail(fmt::format("the test '{}' is not supported", test_name));
-    Call made;
+    Call with;
     const auto& next = in_.peek();
     const bool operand = next.kind == TokenKind::string || next.kind == TokenKind::integer ||
                          (next.kind == TokenKind::name && next.text != "and" && next.text != "or" &&
@@ -337,25 +373,26 @@ class ExpressionParser {
                           next.text != "not" && next.text != "in") ||
                          in_.sees("[");
     if (in_.accept("(")) {
-      made = call();
+      with = call();
     } else if (operand) {
-      made.values.push_back(primary());
+      with.values.push_back(primary());
     }
-    return apply(function, std::move(value), std::move(made), negated);
+    return apply(function, std::move(value), std::move(with), negated);
   }
 
-  static Expression apply(Builtin function, Expression value, Call made, bool negated) {
+  static Expression apply(Builtin function, Expression value, Call with, bool negated) {
     return [=](State& state) {
       state.step();
       Arguments arguments;
       arguments.values.push_back(value(state));
-      made.add_to(arguments, state);
-      auto result = function(arguments);
+      with.add_to(arguments, state);
+      auto result = made(state, function(arguments));
       return negated ? Value(!result.truth()) : result;
     };
   }
 
   TokenReader& in_;
+  int links_ = 0;
 };
 
 }  // namespace

@@ -3,10 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,9 +21,10 @@ class State {
  public:
   explicit State(Dict globals) : scopes_{std::move(globals)} {}
 
-  Value look_up(const std::string& name) const {
+  Value look_up(const std::string& name) {
     for (size_t i = scopes_.size(); i > 0; --i) {
       if (i > 1 && i <= hidden_end_) i = 1;  // a macro sees its own scopes and the outermost
+      work.spend(scopes_[i - 1].size());
       for (const auto& [key, value] : scopes_[i - 1]) {
         if (key == name) return value;
       }
@@ -31,15 +32,6 @@ class State {
     return Undefined{name};
   }
   void set(const std::string& name, Value value) { put(scopes_.back(), name, std::move(value)); }
-  static void put(Dict& dict, const std::string& name, Value value) {
-    const auto found = std::find_if(dict.begin(), dict.end(),
-                                    [&](const auto& member) { return member.first == name; });
-    if (found == dict.end()) {
-      dict.emplace_back(name, std::move(value));
-    } else {
-      found->second = std::move(value);
-    }
-  }
 
   /// Runs `body` in a scope of its own.
   template <typename Body>
@@ -67,27 +59,58 @@ class State {
     return outer;
   }
   bool capturing() const { return depth_ > 0; }
-  /// Counts the work, so that no template runs for ever.
-  void step() {
-    if (++steps_ > kMostSteps || rendered.text.size() > kMostText)
-      throw Fault("the template does not come to an end");
+  void step() { work.spend(256); }
+  void write(std::string_view text) {
+    work.spend(16 + text.size());
+    rendered.text += text;
+  }
+  /// Runs `body`, which recurses `levels` deep beside what calls this again.
+  template <typename Body>
+  auto nested(int levels, const Body& body) {
+    struct Guard {
+      int& nesting;
+      int levels;
+      ~Guard() { nesting -= levels; }
+    } const guard{nesting_ += levels, levels};
+    if (nesting_ > kMostLevels) throw Fault("the template nests too deeply");
+    return body();
   }
 
+  Work work;
   Rendered rendered;
   enum class Jump : unsigned char { none, broken, continued } jump = Jump::none;
 
  private:
-  static constexpr int64_t kMostSteps = 3'000'000;
-  static constexpr size_t kMostText = size_t{256} << 20;
   static constexpr int kMostDepth = 60;
+  static constexpr int kMostLevels = 2500;
 
   std::vector<Dict> scopes_;
   size_t hidden_end_ = 0;  // scopes [1, hidden_end_) are not seen
   int depth_ = 0;
-  int64_t steps_ = 0;
+  int nesting_ = 0;
 };
 
-using Expression = std::function<Value(State&)>;
+/// An expression's value costs work, whatever makes it.
+class Expression {
+ public:
+  Expression() = default;
+  template <typename Body>
+  requires std::is_invocable_r_v<Value, const Body&, State&> Expression(Body body)
+      : body_(std::move(body)) {}
+
+  Value operator()(State& state) const {
+    return state.nested(1, [&] {
+      auto value = body_(state);
+      const auto* text = value.string();
+      state.work.spend(16 + (text == nullptr ? 0 : text->size()));
+      return value;
+    });
+  }
+
+ private:
+  std::function<Value(State&)> body_;
+};
+
 using Statement = std::function<void(State&)>;
 
 /// An error with a line, which is not given another one.

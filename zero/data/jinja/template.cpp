@@ -38,13 +38,13 @@ class Parser : TokenReader {
         break;
       }
       if (token.kind == TokenKind::text) {
-        all.emplace_back([text = take().text](State& state) { state.rendered.text += text; });
+        all.emplace_back([text = take().text](State& state) { state.write(text); });
       } else if (token.kind == TokenKind::begin_print) {
         const size_t line = take().line;
         auto value = read_expression(*this);
         expect_end();
         all.emplace_back([value = std::move(value), line](State& state) {
-          state.rendered.text += at_line(line, [&] { return value(state).text(); });
+          at_line(line, [&] { state.write(value(state).text()); });
         });
       } else {
         take();
@@ -53,10 +53,12 @@ class Parser : TokenReader {
       }
     }
     return [all = std::move(all)](State& state) {
-      for (const auto& each : all) {
-        each(state);
-        if (state.jump != State::Jump::none) return;
-      }
+      state.nested(8, [&] {
+        for (const auto& each : all) {
+          each(state);
+          if (state.jump != State::Jump::none) return;
+        }
+      });
     };
   }
 
@@ -143,12 +145,19 @@ class Parser : TokenReader {
     expect("endfor");
     expect_end();
     return [=](State& state) {
-      auto all = at_line(line, [&] { return source(state).elements(); });
+      auto all = at_line(line, [&] {
+        const auto value = source(state);
+        state.work.spend(value.extent().own);
+        auto elements = value.elements();
+        state.work.spend(elements.size() * sizeof(Value));
+        return elements;
+      });
       if (condition) {
         List kept;
         for (const auto& each : all) {
           state.in_scope([&] {
             at_line(line, [&] {
+              state.step();
               bind(state, variables, each);
               if ((*condition)(state).truth()) kept.push_back(each);
             });
@@ -189,8 +198,9 @@ class Parser : TokenReader {
     const auto assign = [targets, member](State& state, Value value) {
       if (member.empty()) return bind(state, targets, value);
       const auto space = state.look_up(targets[0]);
-      if (space.dict() == nullptr) throw Fault(fmt::format("'{}' is no namespace", targets[0]));
-      State::put(*space.dict(), member, std::move(value));
+      if (!space.changes()) throw Fault(fmt::format("'{}' is no namespace", targets[0]));
+      state.work.spend(space.dict()->size() * sizeof(Value));
+      space.set_member(member, std::move(value));
     };
     if (accept("=")) {
       auto value = read_list(*this);
@@ -277,7 +287,7 @@ Template::Template(std::string_view text) {
 
 Rendered Template::render(const Dict& variables) const {
   auto globals = functions();
-  for (const auto& [name, value] : variables) State::put(globals, name, value);
+  for (const auto& [name, value] : variables) put(globals, name, value);
   State state(std::move(globals));
   body_(state);
   return std::move(state.rendered);

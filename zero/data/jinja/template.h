@@ -5,7 +5,14 @@
 // of a name, of several, of a namespace's member, and of a block; macro with defaults; generation
 // (Hugging Face's mark of what a model says). Expressions have Python's operators, slices, inline
 // if, lists, dicts, calls, filters and tests; builtins.cpp lists those. Everything else is refused
-// with its name and line, when the template is read. A template runs in bounded time and depth.
+// with its name and line, when the template is read.
+//
+// Note [Templates of strangers]
+// A template comes with a model's folder, so it must not crash, run for ever or fill the memory.
+// Values have bounded bytes and depth (value.h). Only a namespace changes, and nothing can hold one
+// but a variable, so that no value holds itself. Each expression, piece of text and element that is
+// made spends of the rendering's Work, which bounds its time and its memory. The parser bounds how
+// deeply expressions and statements nest, and State::nested how deeply they run within macros.
 #pragma once
 
 #include <functional>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "zero/data/tokenizers/characters.h"
 
@@ -32,7 +33,100 @@ std::string python_quoted(std::string_view text) {
   return out += quote;
 }
 
+void add_part(Extent& all, const Value& part) {
+  if (part.changes()) throw Fault("a namespace in a list, a dict or a namespace is not supported");
+  const auto of_part = part.extent();
+  const bool shared = part.list() != nullptr || part.dict() != nullptr;
+  all.own += sizeof(Value) + (shared ? 0 : of_part.own);
+  all.whole += sizeof(Value) + of_part.whole;
+  all.depth = std::max(all.depth, of_part.depth + 1);
+  if (all.whole > kMostBytes) refuse_size();
+  if (all.depth > kMostNesting) throw Fault("lists and dicts nest too deeply");
+}
+
+Extent measured(const List& list) {
+  Extent all;
+  for (const auto& each : list) add_part(all, each);
+  return all;
+}
+
+Extent measured(const Dict& dict) {
+  Extent all;
+  for (const auto& [key, each] : dict) {
+    all.own += sizeof(key) + key.size();
+    all.whole += sizeof(key) + key.size();
+    add_part(all, each);
+  }
+  return all;
+}
+
+std::string json_text(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
+
+void refuse_size() { throw Fault(fmt::format("a value has over {} MiB", kMostBytes >> 20)); }
+
+template <typename T>
+struct Value::Shared {
+  explicit Shared(T made, bool is_namespace = false)
+      : items(std::move(made)), extent(measured(items)), changes(is_namespace) {}
+
+  T items;
+  Extent extent;
+  bool changes;
+};
+
+Value::Value(std::string value) : data_(std::move(value)) {
+  if (string()->size() > kMostBytes) refuse_size();
+}
+Value::Value(List list) : data_(std::make_shared<Shared<List>>(std::move(list))) {}
+Value::Value(Dict dict) : data_(std::make_shared<Shared<Dict>>(std::move(dict))) {}
+
+Value Value::name_space(Dict dict) {
+  Value made;
+  made.data_ = std::make_shared<Shared<Dict>>(std::move(dict), true);
+  return made;
+}
+
+const List* Value::list() const {
+  const auto* held = shared<List>();
+  return held == nullptr ? nullptr : &held->items;
+}
+
+const Dict* Value::dict() const {
+  const auto* held = shared<Dict>();
+  return held == nullptr ? nullptr : &held->items;
+}
+
+const Function* Value::function() const {
+  const auto* held = std::get_if<std::shared_ptr<Function>>(&data_);
+  return held == nullptr ? nullptr : held->get();
+}
+
+bool Value::changes() const {
+  const auto* held = shared<Dict>();
+  return held != nullptr && held->changes;
+}
+
+Extent Value::extent() const {
+  if (const auto* held = shared<List>()) return held->extent;
+  if (const auto* held = shared<Dict>()) return held->extent;
+  size_t size = 0;
+  if (const auto* text = string()) size = text->size();
+  if (undefined()) size = std::get<Undefined>(data_).name.size();
+  return {size, size, 0};
+}
+
+void Value::set_member(const std::string& name, Value value) const {
+  if (!changes()) throw Fault(fmt::format("{} is no namespace", kind()));
+  Extent alone;
+  add_part(alone, value);
+  auto& space = *std::get<std::shared_ptr<Shared<Dict>>>(data_);
+  put(space.items, name, std::move(value));
+  space.extent = measured(space.items);
+}
 
 Value Value::from_json(const nlohmann::ordered_json& json) {
   if (json.is_null()) return nullptr;
@@ -90,22 +184,37 @@ std::string Value::repr() const {
   if (is<int64_t>()) return std::to_string(as_integer());
   if (is<double>()) return float_text(as_double());
   if (const auto* text = string()) return python_quoted(*text);
+  if (function() != nullptr) throw Fault("a function cannot be printed");
   std::string out;
+  write_repr(out);
+  return out;
+}
+
+void Value::write_repr(std::string& out) const {
+  std::string_view comma;
   if (const auto* all = list()) {
-    for (const auto& each : *all) out += (out.empty() ? "" : ", ") + each.repr();
-    return "[" + out + "]";
+    append(out, "[");
+    for (const auto& each : *all) {
+      append(out, std::exchange(comma, ", "));
+      each.write_repr(out);
+    }
+    append(out, "]");
+  } else if (const auto* members = dict()) {
+    append(out, "{");
+    for (const auto& [key, each] : *members) {
+      append(out, std::exchange(comma, ", "));
+      append(out, python_quoted(key) + ": ");
+      each.write_repr(out);
+    }
+    append(out, "}");
+  } else {
+    append(out, repr());
   }
-  if (const auto* members = dict()) {
-    for (const auto& [key, each] : *members)
-      out += (out.empty() ? "" : ", ") + python_quoted(key) + ": " + each.repr();
-    return "{" + out + "}";
-  }
-  throw Fault("a function cannot be printed");
 }
 
 void Value::write_json(std::string& out, int64_t indent, int64_t depth) const {
   const auto line = [&](int64_t level) {
-    if (indent >= 0) out.append("\n").append(static_cast<size_t>(indent * level), ' ');
+    if (indent >= 0) append(out, "\n" + std::string(static_cast<size_t>(indent * level), ' '));
   };
   const char* comma = indent < 0 ? ", " : ",";
   if (const auto* all = list()) {
@@ -122,13 +231,13 @@ void Value::write_json(std::string& out, int64_t indent, int64_t depth) const {
     for (size_t i = 0; i < members->size(); ++i) {
       if (i > 0) out += comma;
       line(depth + 1);
-      out += nlohmann::json((*members)[i].first).dump() + ": ";
+      append(out, json_text((*members)[i].first) + ": ");
       (*members)[i].second.write_json(out, indent, depth + 1);
     }
     if (!members->empty()) line(depth);
     out += '}';
   } else if (const auto* text = string()) {
-    out += nlohmann::json(*text).dump();
+    append(out, json_text(*text));
   } else if (none()) {
     out += "null";
   } else if (boolean()) {
@@ -164,6 +273,7 @@ List Value::elements() const {
     for (size_t at = 0; at < text->size();) {
       const size_t begin = at;
       tokenizers::next_character(*text, at);
+      if ((out.size() + 1) * sizeof(Value) > kMostBytes) refuse_size();
       out.emplace_back(text->substr(begin, at - begin));
     }
   } else if (!undefined()) {
@@ -191,6 +301,28 @@ bool Value::operator<(const Value& other) const {
   if (number() && other.number()) return as_double() < other.as_double();
   if (string() != nullptr && other.string() != nullptr) return *string() < *other.string();
   throw Fault(fmt::format("{} and {} have no order", kind(), other.kind()));
+}
+
+void append(std::string& out, std::string_view more) {
+  if (more.size() > kMostBytes - std::min(out.size(), kMostBytes)) refuse_size();
+  out += more;
+}
+
+void put(Dict& dict, const std::string& name, Value value) {
+  const auto found = std::find_if(dict.begin(), dict.end(),
+                                  [&](const auto& member) { return member.first == name; });
+  if (found == dict.end()) {
+    dict.emplace_back(name, std::move(value));
+  } else {
+    found->second = std::move(value);
+  }
+}
+
+size_t Arguments::bytes() const {
+  size_t all = 0;
+  for (const auto& value : values) all += value.extent().own;
+  for (const auto& [key, value] : named) all += value.extent().own;
+  return all;
 }
 
 Value Arguments::get(size_t place, std::string_view name, Value otherwise) const {

@@ -1,6 +1,7 @@
 // Values of templates, with Python's meaning.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,7 +34,20 @@ struct Undefined {
   std::string name;
 };
 
-/// Lists and dicts are shared and never change, but for a namespace.
+/// No value, with all that it holds, has more bytes, and none nests deeper: Note [Templates of
+/// strangers].
+inline constexpr size_t kMostBytes = size_t{64} << 20;
+inline constexpr int kMostNesting = 100;
+
+/// The bytes of a value. A part counts as often as it occurs in the whole.
+struct Extent {
+  size_t own = 0;    ///< what a copy of its elements, without theirs, takes
+  size_t whole = 0;  ///< with all that its parts hold
+  int depth = 0;     ///< of lists and dicts in each other
+};
+
+/// Lists and dicts are shared and never change, but for a namespace, which none of them holds.
+/// Each constructor throws Fault for a value that is too large or nests too deeply.
 class Value {
  public:
   Value() : data_(Undefined{}) {}
@@ -42,12 +56,14 @@ class Value {
   Value(bool value) : data_(value) {}
   Value(int64_t value) : data_(value) {}
   Value(double value) : data_(value) {}
-  Value(std::string value) : data_(std::move(value)) {}
-  Value(std::string_view value) : data_(std::string(value)) {}
-  Value(const char* value) : data_(std::string(value)) {}
-  Value(List list) : data_(std::make_shared<List>(std::move(list))) {}
-  Value(Dict dict) : data_(std::make_shared<Dict>(std::move(dict))) {}
+  Value(std::string value);
+  Value(std::string_view value) : Value(std::string(value)) {}
+  Value(const char* value) : Value(std::string(value)) {}
+  Value(List list);
+  Value(Dict dict);
   Value(Function function) : data_(std::make_shared<Function>(std::move(function))) {}
+  /// Returns a dict that set_member changes.
+  static Value name_space(Dict dict);
   static Value from_json(const nlohmann::ordered_json& json);
 
   bool undefined() const { return is<Undefined>(); }
@@ -56,9 +72,13 @@ class Value {
   bool integer() const { return is<int64_t>() || boolean(); }
   bool number() const { return integer() || is<double>(); }
   const std::string* string() const { return std::get_if<std::string>(&data_); }
-  const List* list() const { return pointee<List>(); }
-  Dict* dict() const { return pointee<Dict>(); }
-  const Function* function() const { return pointee<Function>(); }
+  const List* list() const;
+  const Dict* dict() const;
+  const Function* function() const;
+  bool changes() const;  ///< it is a namespace
+  Extent extent() const;
+  /// Throws Fault for a value that is no namespace.
+  void set_member(const std::string& name, Value value) const;
 
   bool truth() const;
   /// Both throw Fault for what is no number.
@@ -88,24 +108,51 @@ class Value {
     return std::holds_alternative<T>(data_);
   }
   template <typename T>
-  T* pointee() const {
-    const auto* held = std::get_if<std::shared_ptr<T>>(&data_);
+  struct Shared;
+  template <typename T>
+  const Shared<T>* shared() const {
+    const auto* held = std::get_if<std::shared_ptr<Shared<T>>>(&data_);
     return held == nullptr ? nullptr : held->get();
   }
+  void write_repr(std::string& out) const;
   void write_json(std::string& out, int64_t indent, int64_t depth) const;
 
-  std::variant<Undefined, std::nullptr_t, bool, int64_t, double, std::string, std::shared_ptr<List>,
-               std::shared_ptr<Dict>, std::shared_ptr<Function>>
+  std::variant<Undefined, std::nullptr_t, bool, int64_t, double, std::string,
+               std::shared_ptr<Shared<List>>, std::shared_ptr<Shared<Dict>>,
+               std::shared_ptr<Function>>
       data_;
+};
+
+/// Throws the Fault of a value that is too large.
+[[noreturn]] void refuse_size();
+/// Appends to a text. Throws Fault where it would become too large for a value.
+void append(std::string& out, std::string_view more);
+/// Sets a member of a dict, or adds it at its end.
+void put(Dict& dict, const std::string& name, Value value);
+
+/// Counts a rendering's work in bytes, so that no template runs for ever or fills the memory.
+class Work {
+ public:
+  /// Throws Fault where the work becomes too much.
+  void spend(size_t bytes) {
+    if (bytes > left_) throw Fault("the template does not come to an end");
+    left_ -= bytes;
+  }
+
+ private:
+  size_t left_ = 3'000'000 * size_t{256};
 };
 
 /// A function, filter or test is called with these.
 struct Arguments {
   List values;
   Dict named;
+  Work* work = nullptr;  ///< borrowed; set where a template calls
 
   /// Returns the argument at `place`, or by `name`; `otherwise` where it is absent.
   Value get(size_t place, std::string_view name, Value otherwise = {}) const;
+  /// Returns the bytes of all arguments.
+  size_t bytes() const;
 };
 
 }  // namespace zero::jinja
