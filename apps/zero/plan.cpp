@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/zero/bench.h"
@@ -81,15 +82,16 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       .add_option("--dtype", o.dtype,
                   "fp32, or bf16 with fp32 master weights; fp16 where a device has no bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  parser.add_option("--device", o.device, "A device; --devices lists them");
+  const auto* device = parser.add_option("--device", o.device, "A device; --devices lists them");
   parser.add_option("--hardware", o.hardware, "A JSON file that describes the machines instead")
       ->type_name("FILE");
   parser.add_flag("--here", o.here,
                   "This machine instead, measured in some seconds: with --per-host ranks (else 2), "
                   "and the disk of --nvme-path where that is given; or --hosts like it");
-  parser.add_option("--hosts", o.hosts, "Hosts")->check(positive());
-  parser.add_option("--per-host", o.per_host, "Devices of a host; 0: as many as usual")
-      ->check(not_negative());
+  const auto* hosts = parser.add_option("--hosts", o.hosts, "Hosts")->check(positive());
+  const auto* per_host =
+      parser.add_option("--per-host", o.per_host, "Devices of a host; 0: as many as usual")
+          ->check(not_negative());
   parser.add_option("--host-memory", o.host_memory, "Memory of a host, as 1TB")->type_name("BYTES");
   const auto speed = [&](const char* name, std::string& value, const char* what) {
     parser.add_option(name, value, what)->type_name("SPEED");
@@ -148,6 +150,19 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
     throw ConfigError(fmt::format(
         "--here measures this machine, and --hardware {} describes another. Give one of them.",
         o.hardware));
+  }
+  for (const auto* option : {device, hosts, per_host}) {
+    if (!o.hardware.empty() && option->count() > 0) {
+      throw ConfigError(
+          fmt::format("{} is given, but --hardware {} says which machines there are. Leave it out, "
+                      "or change that file.",
+                      option->get_name(), o.hardware));
+    }
+  }
+  if (o.here && device->count() > 0) {
+    throw ConfigError(fmt::format(
+        "--here measures this machine, and --device {} names another. Give one of them.",
+        o.device));
   }
   if (o.here && o.hosts > 1 && o.network.empty()) {
     throw ConfigError(fmt::format(
@@ -327,6 +342,11 @@ int run(const Arguments& arguments) {
                                 .cluster = cluster_of(o),
                                 .most_micro_batch = o.most_micro_batch};
   const auto& cluster = question.cluster;
+  std::pair<int64_t, int64_t> range;
+  if (!o.scale.empty()) {
+    range = range_of(o.scale);
+    (void)plan::scaled(cluster, range.first, range.second);  // before time is spent
+  }
   const auto answer = plan::plan(question);
   const auto title = plan::title(o.model, question, answer);
   fmt::print("{}\n", title);
@@ -354,8 +374,7 @@ int run(const Arguments& arguments) {
   Json scale = Json::array();
   std::vector<plan::ScalePoint> points;
   if (!o.scale.empty()) {
-    const auto [first, last] = range_of(o.scale);
-    points = plan::scale(question, first, last);
+    points = plan::scale(question, range.first, range.second);
     scale = print_scale(o, points);
   }
   if (!o.svg.empty()) {

@@ -3,7 +3,8 @@
 // Note [Tries]
 // Each try is a run of `zero train` with a file that holds the candidate's keys over those of
 // --config, in a folder of its own. Its log says how long its steps took. tune.json has every try
-// that has ended, so a tuning that was stopped goes on from there; it belongs to one question.
+// that has ended, so a tuning that was stopped goes on from there; it belongs to one question. A
+// try that failed is made again.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -97,7 +98,9 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
                   "A JSON file that describes this machine; else it is measured")
       ->type_name("FILE");
   parser.add_option("-o,--out", o.out, "Folder for the results")->type_name("DIR");
-  parser.add_flag("--overwrite", o.overwrite, "Replace the tries of an earlier question");
+  parser.add_flag(
+      "--overwrite", o.overwrite,
+      "Replace the tries of an earlier question, and a ds_config.json of another origin");
   return parser.read(arguments);
 }
 
@@ -133,6 +136,40 @@ std::vector<Candidate> candidates_of(const Options& o, const LanguageModelConfig
     throw ConfigError(
         "There is nothing to try. Name more in --vary, as stage,micro-batch,recompute.");
   return chosen;
+}
+
+/// Returns the settings of --config, with the present names of keys.
+Json settings_of(const Options& o) {
+  if (o.config.empty()) return Json::object();
+  const auto file = fields::parse_json(fields::read_text(o.config), o.config);
+  return Json::parse(fields::with_present_names(file, o.config).dump());
+}
+
+/// Throws ConfigError where the tuning would write over --config, or over a configuration that no
+/// tuning has written.
+void check_files(const Options& o) {
+  const fs::path folder(o.out);
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const auto name = at->path().filename().string();
+    const bool written =
+        name == "ds_config.json" || name == "tune.json" || name.starts_with("try-");
+    std::error_code ignored;
+    if (written && !o.config.empty() && fs::equivalent(at->path(), o.config, ignored)) {
+      throw ConfigError(fmt::format(
+          "--config is {}, which this tuning would overwrite: its results go to {}. Give "
+          "another --out.",
+          o.config, o.out));
+    }
+  }
+  const auto result = folder / "ds_config.json";
+  if (!o.overwrite && fs::exists(fs::symlink_status(result, error)) &&
+      !fs::exists(folder / "tune.json", error)) {
+    throw ConfigError(
+        fmt::format("{} is there, and no tuning has written it, since there is no tune.json beside "
+                    "it. Give another --out, or --overwrite to replace it.",
+                    result.string()));
+  }
 }
 
 /// Runs this program with `arguments`; its output goes to `file`. Returns its exit status.
@@ -185,15 +222,18 @@ plan::Speed speed_of(const fs::path& run) {
 
 class Tuning {
  public:
-  Tuning(const Options& options, std::vector<Candidate> candidates)
-      : o_(options), folder_(options.out), candidates_(std::move(candidates)) {}
+  Tuning(const Options& options, Json settings, std::vector<Candidate> candidates)
+      : o_(options),
+        folder_(options.out),
+        settings_(std::move(settings)),
+        candidates_(std::move(candidates)) {}
 
   Json question() const {
     return {{"model", o_.model}, {"data", o_.data},   {"batch", o_.batch},  {"seq", o_.seq},
-            {"nproc", o_.nproc}, {"dtype", o_.dtype}, {"config", o_.config}};
+            {"nproc", o_.nproc}, {"dtype", o_.dtype}, {"config", settings_}};
   }
 
-  /// Takes the tries of an earlier tuning of the same question.
+  /// Takes the tries of an earlier tuning of the same question that ran.
   void resume() {
     std::error_code error;
     const auto file = folder_ / "tune.json";
@@ -205,10 +245,9 @@ class Tuning {
           file.string()));
     }
     for (const auto& each : earlier.value("tries", Json::array())) {
+      if (each.contains("failure")) continue;  // its cause may be gone
       known_[{each.value("configuration", ""), each.value("steps", int64_t{0})}] = {
-          .seconds = each.value("seconds", 0.0),
-          .spread = each.value("spread", 0.0),
-          .failure = each.value("failure", "")};
+          .seconds = each.value("seconds", 0.0), .spread = each.value("spread", 0.0)};
     }
     if (!known_.empty())
       fmt::print("{} has {} tries, which are not made again\n", file.string(), known_.size());
@@ -264,13 +303,13 @@ class Tuning {
 
   /// Returns the candidate's keys over those of --config.
   Json file_of(const Candidate& c) const {
-    Json file = o_.config.empty()
-                    ? Json::object()
-                    : Json::parse(fields::with_present_names(
-                                      fields::parse_json(fields::read_text(o_.config), o_.config),
-                                      o_.config)
-                                      .dump());
+    Json file = settings_;
     file.merge_patch(Json::parse(plan::ds_config(c)));
+    if (!varies(o_, "recompute") || c.recompute > 0) return file;
+    // --config may recompute, which this candidate does not.
+    Json off{{"every", 0}};
+    if (file.value("layer_major_accumulation", Json()) != true) off["nvme"] = nullptr;
+    file.merge_patch({{"activation_checkpointing", off}});
     return file;
   }
 
@@ -331,6 +370,7 @@ class Tuning {
 
   const Options& o_;
   fs::path folder_;
+  Json settings_;
   std::vector<Candidate> candidates_;
   std::map<std::pair<std::string, int64_t>, plan::Speed> known_;
   Json order_ = Json::array();
@@ -349,10 +389,12 @@ int run(const Arguments& arguments) {
   }
   sizes->set_dropout(0);
   train::check_folder(o.out, "The option 'out'", "Give another --out.");
+  check_files(o);
+  const auto settings = settings_of(o);
   const train::RunFolder folder(o.out);
   folder.make();
   const auto candidates = candidates_of(o, *sizes);
-  Tuning tuning(o, candidates);
+  Tuning tuning(o, settings, candidates);
   tuning.resume();
   fmt::print("{:<44} {:>6} {:>12}  {}\n", "configuration", "steps", "predicted ms", "  ms a step");
   const auto tried =

@@ -72,8 +72,8 @@ def plan(
     batch: int,
     sequence: int | None = None,
     dtype: str = "bf16",
-    device: str = "h100",
-    hosts: int = 1,
+    device: str | None = None,
+    hosts: int | None = None,
     per_host: int | None = None,
     hardware: dict[str, Any] | str | os.PathLike[str] | None = None,
     here: bool = False,
@@ -87,9 +87,9 @@ def plan(
     `loss(model, n)` makes a batch of n samples, of any values and on any device, calls the model and returns the loss.
     It must not read values (`item`, branches on data). Without it the model is called as transformers' are, with
     `input_ids` and `labels`. `batch`: samples of a step, over all ranks. `sequence`: tokens of a sample (without
-    `loss`: 1024; else 1, which counts samples). `dtype`: "bf16", with fp32 master weights, or "fp32". `device`, `hosts`
-    and `per_host` are the machines, as in `zero plan`; or `hardware`: its JSON file, or the same as a dict; or `here`:
-    this machine, measured, with `per_host` ranks (2). `optimizer`: its name or a configuration's `optimizer` section.
+    `loss`: 1024; else 1, which counts samples). `dtype`: "bf16", with fp32 master weights, or "fp32". `device` ("h100"),
+    `hosts` (1) and `per_host` are the machines, as in `zero plan`; or `hardware`: its JSON file, or the same as a dict;
+    or `here`: this machine, measured, with `per_host` ranks (2). `optimizer`: its name or a configuration's `optimizer` section.
     `recompute(model, on)` switches recomputation on or off, and lets the plan try it; transformers' models have their
     own. A model in evaluation mode is traced in training mode, and dropout acts as it does there.
 
@@ -102,6 +102,7 @@ def plan(
     for name, value in (("batch", batch), ("most_micro_batch", most_micro_batch), ("sequence", sequence or 1)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"libzero.plan's {name} is {value!r}; it must be a whole number above 0.")
+    _check_machines(here, {"hardware": hardware, "device": device, "hosts": hosts, "per_host": per_host})
     if loss is None:
         sequence = sequence or 1024
         loss = _language_loss(model, sequence)
@@ -125,14 +126,25 @@ def plan(
         dtype,
         json.dumps({"optimizer": section}),
         "" if here else _described(device, hosts, per_host, hardware),
-        per_host or 2,
+        2 if per_host is None else per_host,
         most_micro_batch,
         recompute is not None,
     )
     return Plan(json.loads(answer), json.loads(cluster), text)
 
 
-def _described(device: str, hosts: int, per_host: int | None, hardware: Any) -> str:
+def _check_machines(here: bool, given: dict[str, Any]) -> None:
+    """Throws ConfigError where the machines are described twice."""
+    names = [name for name, value in given.items() if value is not None]
+    whole = "here" if here else "hardware"
+    if not here and "hardware" not in names:
+        return
+    for name in names:
+        if name != whole and not (here and name == "per_host"):
+            raise ConfigError(f"libzero.plan was given {whole}= and {name}=, but {whole}= says which machines there are.")
+
+
+def _described(device: str | None, hosts: int | None, per_host: int | None, hardware: Any) -> str:
     """Returns the machines as JSON."""
     if isinstance(hardware, (str, os.PathLike)):
         try:
@@ -140,7 +152,9 @@ def _described(device: str, hosts: int, per_host: int | None, hardware: Any) -> 
                 return file.read()
         except OSError as error:
             raise ConfigError(f"The hardware file '{os.fspath(hardware)}' cannot be read: {error.strerror}.") from error
-    described = {"device": device, "hosts": hosts} if hardware is None else dict(hardware)
+    if hardware is not None:
+        return json.dumps(dict(hardware))
+    described: dict[str, Any] = {"device": "h100" if device is None else device, "hosts": 1 if hosts is None else hosts}
     if per_host is not None:
         described["per_host"] = per_host
     return json.dumps(described)

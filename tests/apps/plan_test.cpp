@@ -155,6 +155,14 @@ TEST(Plan, NamesWhatItCannotUse) {
            {{"--svg", "/nowhere/plan.svg"}, "--svg is /nowhere/plan.svg"},
            {{"--here", "--hosts", "2"}, "--network 10Gbit"},
            {{"--here", "--hardware", "machine.json"}, "--hardware machine.json"},
+           {{"--scale", "12..13"}, "12 ranks do not fill hosts of 8 devices"},
+           {{"--batch", "9223372036854775800"}, "The global batch is"},
+           {{"--here", "--model", "gpt2-nano", "--seq", "64", "--batch", "4", "--scale", "2..4"},
+            "--network"},
+           {{"--here", "--device", "h100"}, "--device h100"},
+           {{"--hardware", "/nowhere.json", "--hosts", "2"}, "--hosts is given"},
+           {{"--hardware", "/nowhere.json", "--per-host", "2"}, "--per-host is given"},
+           {{"--hardware", "/nowhere.json", "--device", "h100"}, "--device is given"},
            {{"--hardware", "/nowhere.json"}, "/nowhere.json"}}) {
     const auto outcome = plan(arguments);
     EXPECT_EQ(outcome.status, 2) << outcome.out;

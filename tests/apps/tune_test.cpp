@@ -56,6 +56,42 @@ TEST(Tune, FindsAConfigurationAndGoesOnWhereItWas) {
   EXPECT_THAT(other.err, HasSubstr("is of another question"));
 }
 
+TEST(Tune, KeepsFilesOfOthersAndMakesFailedTriesAgain) {
+  const TrainFolder folder;
+  const std::string hardware = folder / "here.json";
+  write_file(hardware, R"({"device": "epyc 9654", "per_host": 2})");
+  const std::string own = folder / "tuned/ds_config.json";
+  const std::string text = R"({"activation_checkpointing": {"every": 1}})";
+  std::filesystem::create_directories(folder / "tuned");
+  write_file(own, text);
+  const auto same = tune(folder, {"--config", own, "--hardware", hardware, "--overwrite"});
+  EXPECT_EQ(same.status, 2);
+  EXPECT_THAT(same.err, HasSubstr("would overwrite"));
+  const auto other = tune(folder, {"--hardware", hardware});
+  EXPECT_EQ(other.status, 2);
+  EXPECT_THAT(other.err, HasSubstr("no tuning has written it"));
+  EXPECT_EQ(read_file(own), text);
+  // Elsewhere it is the tuning's; candidates without recomputation switch it off.
+  const std::string config = folder / "config.json";
+  std::filesystem::rename(own, config);
+  std::filesystem::rename(folder.text(), folder / "away.txt");
+  const std::vector<std::string> options{"--config", config, "--hardware", hardware};
+  EXPECT_THAT(tune(folder, options).err, HasSubstr("No candidate ran"));
+  std::filesystem::rename(folder / "away.txt", folder.text());
+  const auto again = tune(folder, options);
+  ASSERT_EQ(again.status, 0) << again.err;
+  const auto table = Json::parse(read_file(folder / "tuned/tune.json"));
+  for (const auto& each : table.at("tries")) EXPECT_FALSE(each.contains("failure"));
+  const auto best = table.at("order").at(0).get<std::string>();
+  EXPECT_EQ(Json::parse(read_file(own)).at("activation_checkpointing").at("every").get<int>(),
+            best.find("recomputed") == std::string::npos ? 0 : 1);
+  // Its content is the question, wherever the file lies.
+  std::filesystem::copy_file(config, folder / "copy.json");
+  EXPECT_EQ(tune(folder, {"--config", folder / "copy.json", "--hardware", hardware}).status, 0);
+  write_file(config, R"({"gradient_clipping": 0.5})");
+  EXPECT_THAT(tune(folder, options).err, HasSubstr("is of another question"));
+}
+
 TEST(Tune, NamesWhatItCannotUse) {
   const TrainFolder folder;
   const std::string hardware = folder / "here.json";

@@ -2,9 +2,14 @@
 #include "zero/planner/planner.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -12,6 +17,7 @@
 #include "zero/base/error.h"
 #include "zero/config/settings.h"
 #include "zero/models/architectures.h"
+#include "zero/planner/as_ranks.h"
 #include "zero/planner/here.h"
 #include "zero/planner/operator_speed.h"
 
@@ -115,6 +121,9 @@ TEST(Planner, APlanFitsAndItsConfigurationIsRead) {
   EXPECT_NEAR(t.compute + t.gather + t.reduce + t.offload + t.update + t.disk, t.seconds,
               1e-6 * t.seconds);
   for (const auto& candidate : answer.candidates) {
+    const auto& c = candidate.time;
+    EXPECT_NEAR(c.compute + c.gather + c.reduce + c.offload + c.update + c.disk, c.seconds,
+                1e-6 * c.seconds);
     const auto settings = Settings::parse(ds_config(candidate), static_cast<int>(candidate.ranks));
     auto expected = candidate.config;
     EXPECT_EQ(settings.engine.stage, expected.stage);
@@ -178,6 +187,77 @@ TEST(Planner, MeasuresTheOperatorsOfAModelHere) {
   EXPECT_LT(traced.calls->all().size(), traced.operators.size() / 2);
   // A described CPU is not this machine.
   EXPECT_EQ(trace(*model, 2, 32).calls, nullptr);
+}
+
+// A speed that is missing is an error, and not a link without cost.
+TEST(Planner, NamesTheSpeedThatIsMissing) {
+  const auto says = [](const std::string& keys) {
+    return message_of<ConfigError>([&] {
+      check(cluster_from_json(R"({"flops": 1e14, "memory": 8e10, "bandwidth": 1e12, )" + keys + "}",
+                              "machines.json"));
+    });
+  };
+  EXPECT_NE(says(R"("per_host": 2, "pcie": 1e10)").find("'link' is missing"), std::string::npos);
+  EXPECT_NE(says(R"("per_host": 1, "hosts": 2, "pcie": 1e10)").find("'network' is missing"),
+            std::string::npos);
+  EXPECT_NE(says(R"("per_host": 1)").find("'pcie' is missing"), std::string::npos);
+  EXPECT_EQ(says(R"("per_host": 1, "cpu": true)"), "nothing was thrown");
+  const auto cpu = cluster_from_json(
+      R"({"flops": 1e12, "memory": 3e10, "bandwidth": 1e11, "cpu": true, "per_host": 2, "link": 1e10})",
+      "machines.json");
+  EXPECT_EQ(cpu.host_memory, 6e10);
+  EXPECT_NE(message_of<ConfigError>([&] { scaled(cpu, 2, 4); }).find("--network"),
+            std::string::npos);
+  const auto h100 = cluster_of(device_named("H100"), 1, 8);
+  const auto uneven = message_of<ConfigError>([&] { scaled(h100, 12, 13); });
+  EXPECT_NE(uneven.find("12 ranks do not fill hosts of 8 devices"), std::string::npos) << uneven;
+}
+
+TEST(Planner, BoundsTheBatchAndTheMicroBatches) {
+  constexpr auto kHuge = std::numeric_limits<int64_t>::max();
+  auto asked = ask(gpt2(2, 128), cluster_of(device_named("H100"), 1, 1), kHuge);
+  asked.question.most_micro_batch = kHuge;
+  EXPECT_NE(message_of<ConfigError>([&] { plan(asked.question); }).find("The global batch is"),
+            std::string::npos);
+  asked.question.global_batch = 4;
+  EXPECT_NE(message_of<ConfigError>([&] { plan(asked.question); }).find("The largest micro-batch"),
+            std::string::npos);
+}
+
+// A configuration that the table shows to fit is not said to be impossible, and hosts need not be
+// powers of two.
+TEST(Planner, CountsTheFewestDevicesWithTheDisk) {
+  auto asked = ask(gpt2(12, 8192), cluster_of(device_named("H100"), 1, 1), 4);
+  asked.question.cluster.host_memory = 64e9;
+  asked.question.cluster.nvme = 6e9;
+  const auto answer = plan(asked.question);
+  ASSERT_TRUE(answer.best().fits());
+  EXPECT_NE(answer.fewest_devices.find("are 1: "), std::string::npos) << answer.fewest_devices;
+  auto six = ask(gpt2(12, 8192), cluster_of(device_named("H100"), 1, 6), 6);
+  six.question.cluster.host_memory = 64e9;
+  const auto fewest = plan(six.question).fewest_devices;
+  EXPECT_NE(fewest.find("The fewest devices"), std::string::npos) << fewest;
+}
+
+TEST(Planner, SaysThatThreadsCannotBeStarted) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  pthread_attr_t usual;
+  pthread_attr_t large;
+  ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(pthread_getattr_default_np(&large), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&large, size_t{256} << 20), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&large), 0);
+  auto little = before;
+  little.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{1} << 30);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+  const auto message =
+      message_of<ConfigError>([] { seconds_as_ranks(64, [] { return Work([] {}); }); });
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&usual), 0);
+  EXPECT_NE(message.find("64 ranks cannot be measured"), std::string::npos) << message;
 }
 
 TEST(Planner, RefusesWhatMakesNoSense) {

@@ -2,15 +2,18 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <exception>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 
 namespace zero::plan {
@@ -35,7 +38,10 @@ double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
   std::vector<double> seconds(static_cast<size_t>(ranks));
   std::vector<std::exception_ptr> failures(seconds.size());
   std::barrier together(static_cast<std::ptrdiff_t>(ranks));
+  bool complete = true;  // all threads could be started
   const auto one = [&](size_t rank) {
+    together.arrive_and_wait();
+    if (!complete) return;
     at::set_num_threads(threads);
     const c10::NoGradGuard no_grad;
     Work work;
@@ -58,9 +64,24 @@ double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
     seconds[rank] = times[static_cast<size_t>(count / 2)];
   };
   std::vector<std::thread> others;
-  for (size_t rank = 1; rank < seconds.size(); ++rank) others.emplace_back(one, rank);
-  one(0);  // on this thread, whose team of threads is there
+  others.reserve(seconds.size() - 1);
+  std::string reason;
+  try {
+    for (size_t rank = 1; rank < seconds.size(); ++rank) others.emplace_back(one, rank);
+  } catch (const std::exception& error) {
+    reason = error.what();
+    complete = false;
+    // The threads that were started wait for the others.
+    (void)together.arrive(static_cast<std::ptrdiff_t>(seconds.size() - others.size()));
+  }
+  if (complete) one(0);  // on this thread, whose team of threads is there
   for (auto& other : others) other.join();
+  if (!complete) {
+    throw ConfigError(fmt::format(
+        "{} ranks cannot be measured on this machine: only {} of their threads could be "
+        "started ({}). Give fewer ranks.",
+        ranks, others.size() + 1, reason));
+  }
   at::set_num_threads(before);
   for (const auto& failure : failures) {
     if (failure) std::rethrow_exception(failure);

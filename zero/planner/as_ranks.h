@@ -13,7 +13,8 @@ using Work = std::function<void()>;
 /// the cores for LibTorch's operators, but no more than at::get_num_threads() says, and times the
 /// work that it returns on all of them at once. Returns the median of a thread's seconds, averaged
 /// over the threads. The work is done a few times to a hundred times, for 20 milliseconds if it is
-/// short, and twice before. Throws what `prepare` or the work throws.
+/// short, and twice before. Throws what `prepare` or the work throws, and ConfigError where so many
+/// threads cannot be started.
 double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare);
 
 }  // namespace zero::plan

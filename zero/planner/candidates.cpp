@@ -16,40 +16,6 @@ namespace {
 constexpr double kContext = 1e9;
 constexpr double kFragments = 0.03;
 
-std::vector<Way> ways(const Question& question) {
-  using enum OffloadDevice;
-  const auto& cluster = question.cluster;
-  const bool several = cluster.hosts > 1 && cluster.per_host > 1;
-  const bool disk = cluster.nvme > 0;
-  std::vector<Way> all;
-  const int most = cluster.ranks() > 1 ? 3 : 0;
-  for (int stage = 0; stage <= most; ++stage) {
-    for (const auto place : {none, cpu, nvme}) {
-      if (place == nvme && !disk) continue;
-      if (place == cpu && cluster.device.cpu) continue;
-      for (const bool eight_bit : {false, true}) {
-        // On a GPU only the host updates states in 8 bits: engine/on_device.cpp.
-        if (eight_bit && ((place == none) != cluster.device.cpu ||
-                          !std::holds_alternative<AdamW>(question.optimizer)))
-          continue;
-        all.push_back({.stage = stage, .optimizer = place, .eight_bit = eight_bit});
-      }
-    }
-  }
-  // Parameters below the device need stage 3, which one rank can have too.
-  if (!cluster.device.cpu) all.push_back({.stage = 3, .optimizer = cpu, .parameters = cpu});
-  if (disk) all.push_back({.stage = 3, .optimizer = nvme, .parameters = nvme});
-  if (several) {
-    for (const auto across :
-         {Way::Across::kept, Way::Across::shard_groups, Way::Across::quantised}) {
-      // GPUs send no quantised messages yet: engine/on_device.cpp.
-      if (across == Way::Across::quantised && !cluster.device.cpu) continue;
-      all.push_back({.stage = 3, .across = across});
-    }
-  }
-  return all;
-}
-
 Config config_of(const Question& question, const Way& way, int64_t accumulation) {
   const auto& cluster = question.cluster;
   Config config;
@@ -104,6 +70,15 @@ void measure(Candidate& candidate, const Question& question, const Trace& trace,
 
 std::vector<int64_t> micro_batches(const Question& question) {
   const int64_t ranks = question.cluster.ranks();
+  // Bytes of a step are counted in 64 bits.
+  constexpr int64_t kMostBatch = int64_t{1} << 40, kMostMicroBatch = int64_t{1} << 20;
+  const auto bound = [](const char* what, int64_t value, int64_t most) {
+    if (value < 1 || value > most)
+      throw ConfigError(
+          fmt::format("The {} is {} sequences; it must be 1 to {}.", what, value, most));
+  };
+  bound("global batch", question.global_batch, kMostBatch);
+  bound("largest micro-batch to try", question.most_micro_batch, kMostMicroBatch);
   if (question.global_batch % ranks != 0 || question.global_batch < ranks) {
     throw ConfigError(fmt::format(
         "The global batch of {} sequences cannot be divided over {} ranks. Give a multiple of {}.",
@@ -118,6 +93,40 @@ std::vector<int64_t> micro_batches(const Question& question) {
 }
 
 }  // namespace
+
+std::vector<Way> ways(const Question& question) {
+  using enum OffloadDevice;
+  const auto& cluster = question.cluster;
+  const bool several = cluster.hosts > 1 && cluster.per_host > 1;
+  const bool disk = cluster.nvme > 0;
+  std::vector<Way> all;
+  const int most = cluster.ranks() > 1 ? 3 : 0;
+  for (int stage = 0; stage <= most; ++stage) {
+    for (const auto place : {none, cpu, nvme}) {
+      if (place == nvme && !disk) continue;
+      if (place == cpu && cluster.device.cpu) continue;
+      for (const bool eight_bit : {false, true}) {
+        // On a GPU only the host updates states in 8 bits: engine/on_device.cpp.
+        if (eight_bit && ((place == none) != cluster.device.cpu ||
+                          !std::holds_alternative<AdamW>(question.optimizer)))
+          continue;
+        all.push_back({.stage = stage, .optimizer = place, .eight_bit = eight_bit});
+      }
+    }
+  }
+  // Parameters below the device need stage 3, which one rank can have too.
+  if (!cluster.device.cpu) all.push_back({.stage = 3, .optimizer = cpu, .parameters = cpu});
+  if (disk) all.push_back({.stage = 3, .optimizer = nvme, .parameters = nvme});
+  if (several) {
+    for (const auto across :
+         {Way::Across::kept, Way::Across::shard_groups, Way::Across::quantised}) {
+      // GPUs send no quantised messages yet: engine/on_device.cpp.
+      if (across == Way::Across::quantised && !cluster.device.cpu) continue;
+      all.push_back({.stage = 3, .across = across});
+    }
+  }
+  return all;
+}
 
 double usable(const Device& device) {
   return device.cpu ? device.memory : device.memory * (1 - kFragments) - kContext;

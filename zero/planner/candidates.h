@@ -26,6 +26,9 @@ struct Way {
   enum class Across : uint8_t { all, kept, shard_groups, quantised } across = Across::all;
 };
 
+/// Returns the ways that a question's machines allow.
+std::vector<Way> ways(const Question& question);
+
 /// Returns whether a candidate is plain data parallelism.
 bool plain(const Candidate& candidate);
 

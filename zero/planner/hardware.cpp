@@ -172,13 +172,21 @@ const Device& device_named(std::string_view name) {
                   name, fmt::join(names, ", ")));
 }
 
+namespace {
+
+double usual_host_memory(const Device& device) {
+  return device.cpu ? device.memory * static_cast<double>(device.per_host) : 1e12;
+}
+
+}  // namespace
+
 Cluster cluster_of(const Device& device, int64_t hosts, int64_t per_host) {
   return {.device = device,
           .hosts = hosts,
           .per_host = per_host > 0 ? per_host : device.per_host,
           .inside = {.bandwidth = device.link, .latency = kInside, .efficiency = 0.8},
           .between = {.bandwidth = device.network, .latency = kBetween, .efficiency = 0.7},
-          .host_memory = device.cpu ? device.memory * static_cast<double>(device.per_host) : 1e12};
+          .host_memory = usual_host_memory(device)};
 }
 
 namespace {
@@ -246,6 +254,8 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
       fail(fmt::format("'{}' must be a whole number above 0.", key));
     return json[key].get<int64_t>();
   };
+  const bool known = find_device(device.name) != nullptr;
+  if (!known) device.per_host = whole("per_host", device.per_host);
   auto cluster = cluster_of(device, whole("hosts", 1), whole("per_host", device.per_host));
   for (const auto& [key, value] : json.items()) {
     if (key == "device" || key == "hosts" || key == "per_host" || key == "source" || key == "cpu")
@@ -266,7 +276,29 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
   if (cluster.device.flops == 0 || cluster.device.memory == 0 || cluster.device.bandwidth == 0)
     fail("give 'device', or 'flops', 'memory' and 'bandwidth'.");
   if (cluster.device.flops_fp32 == 0) cluster.device.flops_fp32 = cluster.device.flops / 2;
+  if (!json.contains("host_memory")) cluster.host_memory = usual_host_memory(cluster.device);
   return cluster;
+}
+
+void check(const Cluster& cluster) {
+  if (cluster.hosts < 1 || cluster.per_host < 1 || cluster.hosts > kMostRanks / cluster.per_host) {
+    throw ConfigError(fmt::format(
+        "The cluster has {} hosts of {} devices each; a plan is for 1 to {} devices in all.",
+        cluster.hosts, cluster.per_host, kMostRanks));
+  }
+  const auto need = [&](bool needed, double speed, const char* key, const std::string& why) {
+    if (!needed || speed > 0) return;
+    throw ConfigError(
+        fmt::format("'{}' is missing: {}. Give the speed in bytes a second, as --{} 10GB/s or as "
+                    "that key of the hardware file.",
+                    key, why, key));
+  };
+  need(cluster.per_host > 1, cluster.inside.bandwidth, "link",
+       fmt::format("{} devices of a host send to each other", cluster.per_host));
+  need(cluster.hosts > 1, cluster.between.bandwidth, "network",
+       fmt::format("{} hosts send to each other", cluster.hosts));
+  need(!cluster.device.cpu, cluster.device.pcie, "pcie",
+       "states may go between the device and its host");
 }
 
 std::string to_json(const Cluster& cluster) {

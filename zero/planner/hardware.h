@@ -62,7 +62,15 @@ struct Cluster {
 /// Returns hosts of a device as they usually are. `per_host` 0: as many as usual.
 Cluster cluster_of(const Device& device, int64_t hosts, int64_t per_host = 0);
 
+/// The most ranks that a plan is made for.
+inline constexpr int64_t kMostRanks = int64_t{1} << 20;
+
+/// Throws ConfigError naming what is missing where ranks would send over a link whose speed is not
+/// known (0), and where the cluster has more than kMostRanks ranks. Every plan asks for it.
+void check(const Cluster& cluster);
+
 /// Reads a cluster from JSON, with the keys of docs/zero-plan.md. Throws ConfigError naming a key.
+/// Speeds of links that are absent for a device that is not known stay 0: see check().
 Cluster cluster_from_json(std::string_view json, std::string_view source);
 std::string to_json(const Cluster& cluster);
 

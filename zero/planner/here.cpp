@@ -98,7 +98,8 @@ Link measured_network(comm::Group& group) {
 }
 
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders) {
-  if (ranks < 1) throw ConfigError(fmt::format("There are {} ranks; give 1 or more.", ranks));
+  if (ranks < 1 || ranks > kMostRanks)
+    throw ConfigError(fmt::format("There are {} ranks; give 1 to {}.", ranks, kMostRanks));
   const auto share = static_cast<double>(ranks);
   // The disks come first, since their folders may be wrong.
   const auto disks =
@@ -124,8 +125,7 @@ Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folder
                   return [a = numbers(), c = numbers()] { c.copy_(a); };
                 });
   device.pcie = device.link;
-  device.per_host = ranks;
-  device.network = device.link * share;
+  device.per_host = ranks;  // its network stays 0, since nothing here tells it
   const auto memory = static_cast<double>(available_memory().available);
   device.memory = memory / share;
   device.source = fmt::format("measured on {} ranks at once", ranks);

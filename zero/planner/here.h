@@ -20,8 +20,9 @@ inline constexpr std::string_view kThisMachine = "this machine";
 /// `disk_folders` (store::measure_speeds) and what is free on them. It keeps all cores busy for
 /// about three seconds, so it measures what other work on the machine leaves. A plan for it also
 /// measures the operators of the model (Note [Operators measured here]). Its memory is what is
-/// available now. Throws ConfigError for ranks below 1, and StoreError for a folder that cannot be
-/// used.
+/// available now. The speed of its network is not known, and stays 0: a plan for several hosts
+/// needs another. Throws ConfigError for ranks below 1 and for more than can be started, and
+/// StoreError for a folder that cannot be used.
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders = {});
 
 /// Measures the network between the hosts of a group by all-gathers, for half a second: the

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/planner/candidates.h"
@@ -47,10 +49,10 @@ const Candidate& Answer::best() const {
 }
 
 Answer plan(const Question& question) {
-  constexpr size_t kSplit = 24;
+  check(question.cluster);
   Traces traces(question);
   Table table(question, traces);
-  table.answer(kSplit);
+  table.answer(std::numeric_limits<size_t>::max());
   Answer answer;
   const auto& first = table.all.front();
   const auto& trace = table.traces.of(first.config, first.micro_batch, first.recompute);
@@ -71,12 +73,13 @@ Answer plan(const Question& question) {
         format_bytes(nearest.disk_lacks));
   }
   answer.largest_model = largest_model(question);
-  answer.fewest_devices = fewest_devices(question, traces);
+  answer.fewest_devices = fewest_devices(question, traces, answer.candidates);
   return answer;
 }
 
 Candidate evaluate(const Question& question, const Config& config, int64_t micro_batch,
                    int64_t recompute) {
+  check(question.cluster);
   Traces traces(question);
   Table table(question, traces);
   auto candidate = table.make(config, micro_batch, recompute);
@@ -84,15 +87,35 @@ Candidate evaluate(const Question& question, const Config& config, int64_t micro
   return candidate;
 }
 
+std::vector<Cluster> scaled(const Cluster& cluster, int64_t first, int64_t last) {
+  if (first < 1 || last > kMostRanks) {
+    throw ConfigError(fmt::format("Plans from {} to {} ranks are asked for; give 1 to {} ranks.",
+                                  first, last, kMostRanks));
+  }
+  std::vector<Cluster> all;
+  for (int64_t ranks = first; ranks <= last; ranks *= 2) {
+    auto asked = cluster;
+    asked.per_host = std::min(ranks, cluster.per_host);
+    if (ranks % asked.per_host != 0) {
+      throw ConfigError(
+          fmt::format("{} ranks do not fill hosts of {} devices. Give a multiple of {}, or another "
+                      "number of devices of a host.",
+                      ranks, cluster.per_host, cluster.per_host));
+    }
+    asked.hosts = ranks / asked.per_host;
+    check(asked);
+    all.push_back(std::move(asked));
+  }
+  return all;
+}
+
 std::vector<ScalePoint> scale(const Question& question, int64_t first, int64_t last) {
-  const int64_t usual = question.cluster.per_host;
   const int64_t of_rank = std::max<int64_t>(1, question.global_batch / question.cluster.ranks());
   std::vector<ScalePoint> points;
   Traces traces(question);
-  for (int64_t ranks = first; ranks <= last; ranks *= 2) {
+  for (auto& cluster : scaled(question.cluster, first, last)) {
     auto asked = question;
-    asked.cluster.per_host = std::min(ranks, usual);
-    asked.cluster.hosts = ranks / asked.cluster.per_host;
+    asked.cluster = std::move(cluster);
     asked.global_batch = of_rank * asked.cluster.ranks();
     Table table(asked, traces);
     table.answer(1);

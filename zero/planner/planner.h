@@ -29,12 +29,12 @@ Tracer tracer(const LanguageModelConfig& model, int64_t sequence);
 
 struct Question {
   Tracer trace{};
-  int64_t global_batch = 256;  ///< sequences of a step, over all ranks
+  int64_t global_batch = 256;  ///< sequences of a step, over all ranks; at most 2^40
   int64_t sequence = 1024;     ///< tokens of a sequence
   bool bf16 = true;  ///< with fp32 master weights; fp16 where a device has no bf16; else fp32
   Cluster cluster{};
   Optimizer optimizer = AdamW{};
-  /// The micro-batches to try are the powers of two up to this.
+  /// The micro-batches to try are the powers of two up to this, which is at most 2^20.
   int64_t most_micro_batch = 64;
   /// Tries recomputation; a model that cannot recompute says no.
   bool recomputes = true;
@@ -49,7 +49,7 @@ struct Candidate {
   double device_lacks = 0;  ///< bytes of a rank beyond its device; 0: it fits
   double host_lacks = 0;    ///< bytes beyond the host's memory
   double disk_lacks = 0;    ///< bytes beyond the host's disk
-  StepTime time{};          ///< computed where it fits, in parts for the first ones
+  StepTime time{};          ///< computed where it fits
   double tokens_per_second = 0;
   double mfu = 0;  ///< FLOPs of the model, without recomputation, of the devices' peak
 
@@ -77,7 +77,8 @@ struct Answer {
   const Candidate& best() const;
 };
 
-/// Answers a question. Throws ConfigError if no micro-batch divides the batch over the ranks.
+/// Answers a question. Throws ConfigError if no micro-batch divides the batch over the ranks, or if
+/// the cluster lacks a speed (check() of hardware.h).
 Answer plan(const Question& question);
 
 /// Returns what a configuration is on the cluster of `question`, with micro-batches of so many
@@ -93,8 +94,12 @@ struct ScalePoint {
   bool fits = false;
   double efficiency = 0;  ///< tokens a second and rank, of those at the first point
 };
-/// Returns the best candidates on clusters from `first` to `last` ranks, doubling, with the batch
-/// of a rank that `question` has on its own cluster.
+/// Returns clusters of `first` to `last` ranks, doubling, on hosts like those of `cluster`. Throws
+/// ConfigError for a number of ranks above a host's that does not fill its hosts, and for what the
+/// cluster lacks (check() of hardware.h), as the speed of a network.
+std::vector<Cluster> scaled(const Cluster& cluster, int64_t first, int64_t last);
+/// Returns the best candidates on these clusters, with the batch of a rank that `question` has on
+/// its own cluster.
 std::vector<ScalePoint> scale(const Question& question, int64_t first, int64_t last);
 
 /// Returns the configuration file of a candidate, with DeepSpeed's keys, which `zero train

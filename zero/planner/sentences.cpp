@@ -6,8 +6,10 @@
 #include <array>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "zero/base/error.h"
+#include "zero/partition/formulas.h"
 
 namespace zero::plan {
 namespace {
@@ -218,40 +220,62 @@ std::string largest_model(const Question& question) {
   return sentence + "; activations come on top.";
 }
 
-std::string fewest_devices(const Question& question, Traces& traces) {
-  constexpr int64_t kMost = 1 << 16;
+std::string fewest_devices(const Question& question, Traces& traces,
+                           const std::vector<Candidate>& known) {
   auto asked = question;
   const auto try_on = [&](int64_t hosts, int64_t per_host) -> std::optional<Candidate> {
     asked.cluster.hosts = hosts;
     asked.cluster.per_host = per_host;
-    asked.global_batch = asked.cluster.ranks();
+    const int stage = asked.cluster.ranks() > 1 ? 3 : 0;
     Table table(asked, traces);
-    for (const auto place : {OffloadDevice::none, OffloadDevice::cpu}) {
-      if (place == OffloadDevice::cpu && question.cluster.device.cpu) continue;
-      auto candidate =
-          table.make({.stage = asked.cluster.ranks() > 1 || place != OffloadDevice::none ? 3 : 0,
-                      .optimizer = place,
-                      .parameters = place},
-                     1, 1, question.recomputes ? 1 : 0);
+    auto all = ways(asked);
+    std::ranges::stable_sort(all, {}, &Way::eight_bit);  // fewer bits change results
+    for (const auto& way : all) {
+      const bool least = way.stage == stage || way.parameters != OffloadDevice::none;
+      if (!least || way.across != Way::Across::all) continue;
+      auto candidate = table.make(way, 1, 1, question.recomputes ? 1 : 0);
       if (candidate.fits()) return candidate;
     }
     return std::nullopt;
   };
   const int64_t usual = question.cluster.per_host;
-  for (int64_t devices = 1; devices <= kMost; devices *= 2) {
-    const int64_t per_host = std::min(devices, usual);
-    if (devices % per_host != 0) continue;
-    if (const auto found = try_on(devices / per_host, per_host)) {
-      return fmt::format("The fewest devices that hold this model are {}{}: {}.", devices,
-                         devices > per_host ? fmt::format(" on {} hosts", devices / per_host) : "",
-                         found->words());
+  const int64_t most_hosts = std::max<int64_t>(1, (int64_t{1} << 16) / usual);
+  std::optional<Candidate> found;
+  int64_t hosts = 1;
+  for (int64_t devices = 1; !found && devices < usual; devices *= 2) found = try_on(1, devices);
+  if (!found) {
+    found = try_on(1, usual);
+    int64_t too_few = 0;
+    while (!found && 2 * hosts <= most_hosts) {
+      too_few = hosts;
+      hosts *= 2;
+      found = try_on(hosts, usual);
     }
+    // More hosts hold more, so the fewest are between those that are too few and these.
+    while (found && hosts - too_few > 1) {
+      const int64_t middle = too_few + (hosts - too_few) / 2;
+      if (auto fewer = try_on(middle, usual)) {
+        found = std::move(fewer);
+        hosts = middle;
+      } else {
+        too_few = middle;
+      }
+    }
+  }
+  // The table has more configurations, as lower stages, which may need a little less.
+  const auto* in_table = fastest(known, [](const Candidate&) { return true; });
+  if (in_table != nullptr && (!found || in_table->ranks < found->ranks)) {
+    found = *in_table;
+    hosts = question.cluster.hosts;
+  }
+  if (found) {
+    return fmt::format("The fewest devices that hold this model are {}{}: {}.", found->ranks,
+                       hosts > 1 ? fmt::format(" on {} hosts", hosts) : "", found->words());
   }
   return fmt::format(
       "No number of devices up to {} holds this model: what one rank needs for a micro-batch of "
-      "one "
-      "sequence is larger than a device.",
-      kMost);
+      "one sequence is larger than a device, or its host has too little memory.",
+      most_hosts * usual);
 }
 
 }  // namespace zero::plan

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "zero/planner/candidates.h"
 
@@ -15,7 +16,9 @@ std::string binds(const Candidate& best);
 std::string helps(const Table& table, const Candidate& best);
 /// Returns the largest models that the cluster holds, by states alone.
 std::string largest_model(const Question& question);
-/// Returns the fewest devices that hold the model.
-std::string fewest_devices(const Question& question, Traces& traces);
+/// Returns the fewest devices that hold the model: 1, 2, 4 and so on of a host, or several full
+/// hosts like those of the question. `known` has the candidates of the question's own cluster.
+std::string fewest_devices(const Question& question, Traces& traces,
+                           const std::vector<Candidate>& known);
 
 }  // namespace zero::plan

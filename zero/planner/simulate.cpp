@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "zero/engine/costs.h"
@@ -201,21 +203,24 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
   double now = time.seconds = total(costs);
   if (!split) return time;
   // A part costs what the step would gain without it. Parts go in this order.
-  const auto without = [&](double& part, auto&& clear) {
-    for (auto& unit : costs) clear(unit);
+  const auto without = [&](double& part, std::initializer_list<int64_t UnitCosts::*> fields) {
+    bool any = false;
+    for (auto& unit : costs) {
+      for (const auto field : fields) any |= std::exchange(unit.*field, 0) != 0;
+    }
+    if (!any) return;  // the part stays 0
     const double less = total(costs);
     part = std::max(0.0, now - less);
     now = less;
   };
-  without(time.gather, [](UnitCosts& u) { u.gather = u.publish = 0; });
-  without(time.reduce, [](UnitCosts& u) { u.reduce = u.reduce_at_end = 0; });
-  without(time.disk, [](UnitCosts& u) {
-    u.gather_read = u.reduce_write = u.reduce_read = u.update_read = u.update_write = 0;
-  });
-  without(time.offload, [](UnitCosts& u) {
-    u.gather_up = u.reduce_down = u.reduce_down_next = u.update_down = u.update_up = 0;
-  });
-  without(time.update, [](UnitCosts& u) { u.update = 0; });
+  using U = UnitCosts;
+  without(time.gather, {&U::gather, &U::publish});
+  without(time.reduce, {&U::reduce, &U::reduce_at_end});
+  without(time.disk,
+          {&U::gather_read, &U::reduce_write, &U::reduce_read, &U::update_read, &U::update_write});
+  without(time.offload,
+          {&U::gather_up, &U::reduce_down, &U::reduce_down_next, &U::update_down, &U::update_up});
+  without(time.update, {&U::update});
   time.compute = now;
   return time;
 }
