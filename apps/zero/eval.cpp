@@ -12,6 +12,7 @@
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/train/evaluate.h"
+#include "zero/train/monitor.h"
 #include "zero/train/stop.h"
 
 namespace zero::app {
@@ -25,9 +26,8 @@ constexpr const char* kDescription =
 
 void print(const train::Evaluation& result) {
   if (result.task == TrainingTask::classes) {
-    fmt::print("loss {:.6f}, accuracy {:.4f} ({} of {} texts)\n", result.loss,
-               static_cast<double>(result.correct) / static_cast<double>(result.predicted),
-               result.correct, result.predicted);
+    const train::Accuracy accuracy{.correct = result.correct, .texts = result.predicted};
+    fmt::print("loss {:.6f}, {}\n", result.loss, to_text(accuracy));
     return;
   }
   fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens\n", result.loss, std::exp(result.loss),

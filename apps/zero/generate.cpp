@@ -1,19 +1,27 @@
-// `zero generate`: continues a text.
+// `zero generate`: continues a text, or many.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/zero/options.h"
+#include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
+#include "zero/base/json.h"
+#include "zero/comm/agreement.h"
+#include "zero/comm/gather_texts.h"
 #include "zero/data/chat_template.h"
 #include "zero/data/tokenizer.h"
 #include "zero/data/utf8.h"
-#include "zero/models/language/generate.h"
-#include "zero/train/evaluation.h"
+#include "zero/models/architectures.h"
+#include "zero/train/generate_texts.h"
 #include "zero/train/loaded_model.h"
 
 namespace zero::app {
@@ -53,71 +61,209 @@ class Printer {
   size_t shown_ = 0;
 };
 
-std::string as_chat(const std::string& prompt, const std::filesystem::path& folder) {
-  const auto chat = ChatTemplate::load(folder);
-  if (!chat) {
+// Returns the prompts of a file, one on each line.
+std::vector<std::string> read_prompts(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::error_code ignored;
+  if (!file || std::filesystem::is_directory(path, ignored)) {
+    throw DataError(
+        fmt::format("Cannot read the prompts {}. Give a text file with a prompt on each line, or "
+                    "JSON lines (.jsonl) with {{\"prompt\": ...}}.",
+                    path));
+  }
+  const bool json = path.ends_with(".jsonl");
+  std::vector<std::string> prompts;
+  std::string line;
+  const auto refuse = [&](const std::string& why) {
+    throw DataError(fmt::format("Line {} of {} {}", prompts.size() + 1, path, why));
+  };
+  while (std::getline(file, line)) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (json) {
+      try {
+        const auto object = parse_json(line);
+        if (!object.is_object() || !object.contains("prompt") || !object["prompt"].is_string())
+          refuse(
+              fmt::format("is {}; it should be an object with a text \"prompt\".", excerpt(line)));
+        line = object["prompt"].get<std::string>();
+      } catch (const DataError&) {
+        throw;
+      } catch (const Error& error) {
+        refuse(fmt::format("{}.", error.what()));
+      }
+    }
+    if (line.empty()) refuse("is empty. Leave it out.");
+    prompts.push_back(line);
+  }
+  if (file.bad()) throw DataError(fmt::format("Reading {} has failed.", path));
+  if (prompts.empty())
+    throw DataError(fmt::format("{} has no prompts. Give one on each line.", path));
+  return prompts;
+}
+
+struct Input {
+  std::string from;
+  std::string prompt;        // one, or
+  std::string prompts_file;  // a file of some
+  std::string tokenizer;
+  bool chat = false;
+};
+
+// All ranks need this, and rank 0 alone reads files for it.
+struct Encoded {
+  std::vector<std::vector<int64_t>> prompts;
+  std::vector<int64_t> stop_tokens;
+  int64_t vocabulary = 0;
+
+  std::string message() const {
+    return nlohmann::json{{"prompts", prompts}, {"stop", stop_tokens}, {"vocabulary", vocabulary}}
+        .dump();
+  }
+  static Encoded of(const std::string& message) {
+    const auto json = nlohmann::json::parse(message);
+    return {.prompts = json.at("prompts").get<std::vector<std::vector<int64_t>>>(),
+            .stop_tokens = json.at("stop").get<std::vector<int64_t>>(),
+            .vocabulary = json.at("vocabulary").get<int64_t>()};
+  }
+};
+
+/// Rank 0's texts and tokenizer.
+struct GivenTexts {
+  std::vector<std::string> prompts;
+  Tokenizer tokenizer;
+
+  explicit GivenTexts(const Input& input)
+      : prompts(input.prompts_file.empty() ? std::vector{input.prompt}
+                                           : read_prompts(input.prompts_file)),
+        tokenizer(input.tokenizer == "bytes"
+                      ? Tokenizer::bytes()
+                      : Tokenizer::load(input.tokenizer.empty() ? input.from : input.tokenizer)) {}
+
+  Encoded encoded(const Input& input) const {
+    const auto sizes =
+        language_model_config((std::filesystem::path(input.from) / "config.json").string());
+    std::optional<ChatTemplate> chat;
+    if (input.chat) chat = chat_of(tokenizer.file().parent_path());
+    Encoded all{.prompts = {},
+                .stop_tokens = train::end_tokens(input.from, tokenizer),
+                .vocabulary = std::min(tokenizer.vocab_size(), sizes->vocab_size())};
+    for (const auto& prompt : prompts) {
+      all.prompts.push_back(
+          chat
+              ? tokenizer.encode(chat->text(
+                    nlohmann::ordered_json::array({{{"role", "user"}, {"content", prompt}}}), true))
+              : tokenizer.encode(prompt, SpecialTokens::with));
+    }
+    return all;
+  }
+
+ private:
+  static ChatTemplate chat_of(const std::filesystem::path& folder) {
+    if (auto chat = ChatTemplate::load(folder)) return std::move(*chat);
     throw DataError(fmt::format(
         "{} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json). "
         "Leave --chat out.",
         folder.string()));
   }
-  return chat->text(nlohmann::ordered_json::array({{{"role", "user"}, {"content", prompt}}}), true);
+};
+
+// A line of JSON: what the model was given, and what it has added.
+void print_line(const std::string& prompt, std::vector<int64_t> tokens,
+                const std::vector<int64_t>& added, const Tokenizer& tokenizer) {
+  const auto begin = tokenizer.decode(tokens, SpecialTokens::without).size();
+  tokens.insert(tokens.end(), added.begin(), added.end());
+  const auto whole = tokenizer.decode(tokens, SpecialTokens::without);
+  const nlohmann::ordered_json line{{"prompt", prompt},
+                                    {"text", whole.substr(std::min(begin, whole.size()))}};
+  fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  std::fflush(stdout);
+}
+
+int generate_on(const std::shared_ptr<comm::Group>& group, const Input& input, const Config& config,
+                train::GenerateTextsOptions options) {
+  std::optional<GivenTexts> texts;
+  std::string message;
+  comm::agree_on_rank_zero<DataError>(*group, "Reading the prompts", [&] {
+    texts.emplace(input);
+    message = texts->encoded(input).message();
+  });
+  const auto encoded = Encoded::of(comm::gather_texts(*group, message, "prompts").front());
+  train::LoadedModel loaded(input.from, config, group);
+  options.each.context = loaded.model().config().context();
+  options.each.stop_tokens = encoded.stop_tokens;
+  options.each.vocabulary = encoded.vocabulary;
+  std::optional<Printer> printer;
+  if (texts && input.prompts_file.empty()) {
+    printer.emplace(texts->tokenizer, encoded.prompts.front());
+    if (!input.chat) fmt::print("{}", printable(input.prompt, "\n\t"));
+    options.on_token = [&](size_t, int64_t token) { printer->add(token); };
+  } else if (texts) {
+    options.on_text = [&](size_t i, const std::vector<int64_t>& added) {
+      print_line(texts->prompts[i], encoded.prompts[i], added, texts->tokenizer);
+    };
+  }
+  train::generate_texts(loaded.engine(), loaded.model(), encoded.prompts, options);
+  if (printer) printer->finish();
+  return 0;
 }
 
 }  // namespace
 
 int generate(const Arguments& arguments) {
-  OptionParser parser("generate", "Continues a text with a model from a folder.");
-  std::string from;
-  std::string prompt;
-  std::string tokenizer_path;
+  OptionParser parser("generate", "Continues a text, or many, with a model from a folder.");
+  Input input;
+  Config config;
+  std::optional<int> nproc;
   std::string dtype = "fp32";
-  bool chat = false;
-  GenerateOptions options;
-  options.temperature = 0;
-  options.tokens = 64;
-  parser.add_option("--from", from, "Folder with config.json, weights and a tokenizer")
+  train::GenerateTextsOptions options;
+  options.each.temperature = 0;
+  options.each.tokens = 64;
+  parser.add_option("--from", input.from, "Folder with config.json, weights and a tokenizer")
       ->required()
       ->type_name("DIR");
-  parser.add_option("--prompt", prompt, "The text to continue")->required()->type_name("TEXT");
+  auto* one =
+      parser.add_option("--prompt", input.prompt, "The text to continue")->type_name("TEXT");
   parser
-      .add_option("--tokenizer", tokenizer_path,
+      .add_option("--prompts", input.prompts_file,
+                  "A file with a text on each line, or JSON lines (.jsonl) with {\"prompt\": TEXT}")
+      ->type_name("FILE");
+  parser
+      .add_option("--tokenizer", input.tokenizer,
                   "A tokenizer.json, a folder with one, a sentencepiece model's file, or bytes, in "
                   "place of the folder's")
       ->type_name("PATH");
-  parser.add_flag("--chat", chat, "The prompt is a user's message: use the chat template");
-  parser.add_option("--tokens", options.tokens, "The most tokens to add")->check(not_negative());
-  parser.add_option("--temperature", options.temperature, "0 takes the likeliest token")
+  parser.add_flag("--chat", input.chat, "A prompt is a user's message: use the chat template");
+  parser.add_option("--tokens", options.each.tokens, "The most tokens to add to a text")
       ->check(not_negative());
-  parser.add_option("--top-k", options.top_k, "Only the likeliest so many are drawn; 0: all");
-  parser.add_option("--top-p", options.top_p,
+  parser.add_option("--temperature", options.each.temperature, "0 takes the likeliest token")
+      ->check(not_negative());
+  parser.add_option("--top-k", options.each.top_k, "Only the likeliest so many are drawn; 0: all");
+  parser.add_option("--top-p", options.each.top_p,
                     "Only the likeliest are drawn whose probabilities add up to so much");
-  parser.add_option("--seed", options.seed, "Seed of the draws");
+  parser.add_option("--seed", options.each.seed, "Seed of the draws of the first text");
+  parser.add_option("--batch", options.batch, "Texts that a rank continues at a time")
+      ->check(positive());
+  parser.add_option("-n,--nproc", nproc, "Ranks to start on this host")->type_name("N");
+  parser.add_option("--stage", config.stage, "3: each rank holds its part of the weights")
+      ->check(CLI::Range(0, 3));
+  parser
+      .add_option("--live-parameters", config.max_live_parameters,
+                  "Stage 3 on several hosts: the most parameters that a rank gathers at a time")
+      ->check(not_negative());
   parser.add_option("--dtype", dtype, "Dtype of the weights")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   if (const auto status = parser.read(arguments)) return *status;
-
-  const auto tokenizer = tokenizer_path == "bytes"
-                             ? Tokenizer::bytes()
-                             : Tokenizer::load(tokenizer_path.empty() ? from : tokenizer_path);
-  const auto tokens = chat ? tokenizer.encode(as_chat(prompt, tokenizer.file().parent_path()))
-                           : tokenizer.encode(prompt, SpecialTokens::with);
-  train::LoadedModel loaded(from, dtype == "bf16");
-  auto& model = loaded.model();
-  const int64_t drawn = std::min(tokenizer.vocab_size(), model.config().vocab_size());
-  options.context = model.config().context();
-  options.stop_tokens = train::end_tokens(from, tokenizer);
-  Printer printer(tokenizer, tokens);
-  options.on_token = [&](int64_t token) { printer.add(token); };
-  const train::EvaluationMode evaluation(model.module());
-  if (!chat) fmt::print("{}", printable(prompt, "\n\t"));
-  const auto logits = cached_logits(model);
-  zero::generate(
-      tokens,
-      [&](const at::Tensor& seen) { return logits(seen).to(at::kFloat).narrow(1, 0, drawn); },
-      options);
-  printer.finish();
-  return 0;
+  config.bf16 = dtype == "bf16";
+  if ((one->count() > 0) == !input.prompts_file.empty()) {
+    throw ConfigError(
+        "zero generate continues the text of --prompt, or those of a file (--prompts). Give one of "
+        "the two.");
+  }
+  const auto ranks = choose_ranks(nproc, 1);
+  return run_on_ranks(ranks, {"generate"}, arguments,
+                      [&](const std::shared_ptr<comm::Group>& group) {
+                        return generate_on(group, input, config, options);
+                      });
 }
 
 }  // namespace zero::app

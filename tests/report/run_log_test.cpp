@@ -58,7 +58,10 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     step.notices = {"Rank 1 is slow."};
     step.skipped = true;
     monitor->step(step);
-    monitor->validation({.step = 1, .loss = 3.5, .tokens = 10});
+    monitor->validation({.step = 1,
+                         .loss = 3.5,
+                         .tokens = 10,
+                         .accuracy = train::Accuracy{.correct = 3, .texts = 4}});
     monitor->saved({.step = 1, .path = "checkpoint-1", .bytes = 2048, .held_ms = 1, .seconds = 2});
     std::vector<train::RankMemory> memory(2);
     memory[1].usage[static_cast<size_t>(Category::optimizer)] = {.current = 5, .peak = 6};
@@ -80,6 +83,8 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     EXPECT_EQ(log.steps[0].grad_norm, 0.1);
     EXPECT_EQ(log.steps[0].loss_scale, 65536);
     EXPECT_EQ(log.validations.at(0).loss, 3.5);
+    EXPECT_EQ(log.validations.at(0).accuracy.value().correct, 3);
+    EXPECT_EQ(log.validations.at(0).accuracy.value().texts, 4);
     ASSERT_EQ(log.events.size(), 3U);  // the notice, the save, the skipped step
     EXPECT_EQ(log.events[0].text, "Rank 1 is slow.");
     EXPECT_EQ(log.memory.at(1).usage[static_cast<size_t>(Category::optimizer)].peak, 6);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -182,6 +183,19 @@ TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
   EXPECT_EQ(whole.predicted, 40);
   EXPECT_EQ(whole.correct, 40);
   EXPECT_LT(whole.loss, 0.2);
+
+  // The log has the accuracy of each validation, as it is measured afterwards.
+  std::istringstream log(test::read_file(folder_ / "run/log.jsonl"));
+  nlohmann::json last;
+  for (std::string line; std::getline(log, line);) {
+    auto object = nlohmann::json::parse(line);
+    if (object.value("event", "") == "validation") last = std::move(object);
+  }
+  const auto measured =
+      evaluated({.from = folder_ / "run", .data = folder_ / "classes", .stage = 3}, 2);
+  EXPECT_EQ(last.at("texts"), measured.predicted);
+  EXPECT_EQ(last.at("correct"), measured.correct);
+  EXPECT_EQ(last.at("accuracy"), static_cast<double>(measured.correct) / 11);
 
   // The same at stage 3 on three ranks, with logits.
   auto sharded = lines;

@@ -129,7 +129,7 @@ TEST_F(MonitorFiles, OfEventsHaveDeepSpeedsNamesBySamplesAndTheRestBySteps) {
   monitor->begin(run_of(1, 0));
   monitor->step({.step = 1, .loss = 2, .grad_norm = 3, .loss_scale = 256, .lr = 0.5});
   monitor->step({.step = 2, .loss = NAN, .memory_peak = 4096});
-  monitor->validation({.step = 2, .loss = 7});
+  monitor->validation({.step = 2, .loss = 7, .accuracy = Accuracy{1, 4}});
   const auto all = curves();
   EXPECT_THAT(all.at("Train/Samples/lr"), ElementsAre(Point(24, 0.5f), Point(48, 0.0f)));
   EXPECT_THAT(all.at("Train/Samples/loss_scale"), ElementsAre(Point(24, 256.0f)));
@@ -139,6 +139,7 @@ TEST_F(MonitorFiles, OfEventsHaveDeepSpeedsNamesBySamplesAndTheRestBySteps) {
   EXPECT_EQ(all.at("Train/Steps/grad_norm")[0], Point(1, 3.0f));
   EXPECT_EQ(all.at("Train/Steps/memory_peak")[1], Point(2, 4096.0f));
   EXPECT_THAT(all.at("Validation/Steps/loss"), ElementsAre(Point(2, 7.0f)));
+  EXPECT_THAT(all.at("Validation/Steps/accuracy"), ElementsAre(Point(2, 0.25f)));
   for (const char* name : {"lr", "tokens_per_s", "step_ms", "comm_ms", "disk_ms"})
     EXPECT_THAT(all.at(std::string("Train/Steps/") + name), SizeIs(2)) << name;
 }
@@ -210,6 +211,8 @@ TEST_F(MonitorFiles, OfCsvHaveDeepSpeedsNamesAndColumns) {
   EXPECT_EQ(csv("Train_Steps_memory_peak.csv"), "step,memory_peak\n1,123456789012\n2,0\n");
   EXPECT_EQ(csv("Validation_Steps_loss.csv"), "step,loss\n2,3.5\n");
   EXPECT_THAT(csv_files(folder_.path()), SizeIs(13));
+  monitor->validation({.step = 2, .loss = 3, .accuracy = Accuracy{3, 4}});
+  EXPECT_EQ(csv("Validation_Steps_accuracy.csv"), "step,accuracy\n2,0.75\n");
 }
 
 TEST_F(MonitorFiles, OfCsvGoOnWhereTheRunGoesOn) {

@@ -33,7 +33,7 @@ void train(const std::string& folder, int64_t first, int64_t last) {
                    .lr = 1e-3,
                    .breakdown = Breakdown{}});
   }
-  monitor->validation({.step = last, .loss = 0.25});
+  monitor->validation({.step = last, .loss = 0.25, .accuracy = Accuracy{3, 4}});
   monitor->sample("a", "b\xff\nc");
 }
 
@@ -64,6 +64,7 @@ TEST(Tensorboard, ReadsTheCurvesAndTextsOfAResumedRunWithEachStepOnce) {
   EXPECT_EQ(curves["Train/Steps/loss"], losses) << "to the bit";
   EXPECT_EQ(curves["Train/Samples/train_loss"], samples);
   EXPECT_EQ(curves["Validation/Steps/loss"], Json::parse("[[15, 0.25]]"));
+  EXPECT_EQ(curves["Validation/Steps/accuracy"], Json::parse("[[15, 0.75]]"));
   for (const auto& metric : kMetrics)
     EXPECT_TRUE(curves.contains(std::string(metric.name))) << metric.name;
   EXPECT_EQ(curves.size(), kMetrics.size());

@@ -75,6 +75,9 @@ Pins pin(const Uses& uses) {
           std::find(units.begin(), units.end(), use.page->unit) == units.end())
         units.push_back(use.page->unit);
     }
+    // Ranks gather in one order. Libraries take the same arguments in several, and which of them
+    // multiplies depends on the sizes of a rank's batch.
+    std::sort(units.begin(), units.end());
     pins.push_back(pager->touch(units, differentiable));
     for (const auto& use : uses) {
       if (use.page->pager == pager && use.written) pager->mark_dirty(*use.page);

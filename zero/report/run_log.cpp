@@ -173,6 +173,9 @@ class Reader {
       log_.validations.push_back({.step = line.whole("step"),
                                   .loss = line.number("loss"),
                                   .tokens = line.whole("tokens")});
+      if (line.has("texts"))
+        log_.validations.back().accuracy =
+            train::Accuracy{line.whole("correct"), line.whole("texts")};
     } else if (event == "save") {
       save(line);
     } else if (event == "rewind") {

@@ -156,7 +156,8 @@ std::string facts(const Runs& runs, const std::vector<std::string>& names) {
     });
     return best == run.validations.end()
                ? std::string("-")
-               : fmt::format("{} after step {}", number(best->loss, "{:.5f}"), best->step);
+               : fmt::format("{} after step {}{}", number(best->loss, "{:.5f}"), best->step,
+                             best->accuracy ? ", " + to_text(*best->accuracy) : "");
   });
   row("time of a step", [](const RunLog& run) {
     return run.steps.empty()
@@ -210,6 +211,18 @@ std::string training(const Runs& runs, const std::vector<std::string>& names) {
     losses.push_back(std::move(dots));
   }
   charts.push_back({"", curves("loss (nats a token)", losses, {.may_be_logarithmic = true})});
+  std::vector<Curve> accuracies;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    Curve line{.name = names[i], .colour = kRunColours[i], .x = {}, .y = {}};
+    for (const auto& each : runs[i].validations) {
+      if (!each.accuracy) continue;
+      line.x.push_back(static_cast<double>(each.step));
+      line.y.push_back(each.accuracy->share());
+    }
+    if (!line.x.empty()) accuracies.push_back(std::move(line));
+  }
+  if (!accuracies.empty())
+    charts.push_back({"", curves("accuracy of validations", accuracies, {})});
   add("learning rate", &LoggedStep::lr, {});
   add("norm of the gradients", &LoggedStep::grad_norm, {.may_be_logarithmic = true});
   add("loss scale", &LoggedStep::loss_scale, {.may_be_logarithmic = true});

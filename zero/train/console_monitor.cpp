@@ -121,8 +121,8 @@ class ConsoleMonitor final : public Monitor {
 
   void validation(const ValidationReport& report) override {
     clear_bar();
-    print("{:>7}  {:>9.5f}  validation, {} tokens\n", report.step, report.loss,
-          grouped(report.tokens));
+    print("{:>7}  {:>9.5f}  validation, {} tokens{}\n", report.step, report.loss,
+          grouped(report.tokens), report.accuracy ? ", " + to_text(*report.accuracy) : "");
     std::fflush(stdout);
   }
 
@@ -381,6 +381,11 @@ class ConsoleMonitor final : public Monitor {
 
 std::unique_ptr<Monitor> console_monitor(int64_t log_every) {
   return std::make_unique<ConsoleMonitor>(log_every);
+}
+
+std::string to_text(const Accuracy& accuracy) {
+  return fmt::format("accuracy {:.4f} ({} of {} texts)", accuracy.share(), accuracy.correct,
+                     accuracy.texts);
 }
 
 }  // namespace zero::train

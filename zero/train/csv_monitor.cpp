@@ -78,6 +78,7 @@ class CsvMonitor final : public Monitor {
   }
   void validation(const ValidationReport& report) override {
     write(kValidationLoss, report.step, report.loss);
+    if (report.accuracy) write(kValidationAccuracy, report.step, report.accuracy->share());
   }
 
  private:

@@ -209,18 +209,16 @@ class LogitsFile {
   std::optional<SafetensorsWriter> file_;
 };
 
-/// Counts texts whose largest logit is that of their label, and writes the file. Each rank passes a
-/// batch at a time; rank 0 gets the logits of all. Collective.
-int64_t visit_logits(const Evaluated& of, bool classifies, const LanguageModelConfig& sizes,
-                     const std::string& path) {
+/// Writes the file. Each rank passes a batch at a time; rank 0 gets the logits of all. Collective.
+void write_logits(const Evaluated& of, bool classifies, const LanguageModelConfig& sizes,
+                  const std::string& path) {
   const EvaluationMode evaluation(of.model);
   const int64_t count = of.task.validation_batches();
   const int64_t ranks = of.group.size();
   std::optional<LogitsFile> file;
   comm::agree_on_rank_zero<CheckpointError>(of.group, "Making the file of logits", [&] {
-    if (!path.empty()) file.emplace(path, of.task, classifies, sizes);
+    file.emplace(path, of.task, classifies, sizes);
   });
-  int64_t correct = 0;
   std::exception_ptr failure;  // the passes are collective: they go on
   for (int64_t done = 0; done < count; done += ranks) {
     const auto mine = std::min(done + of.group.rank(), count - 1);
@@ -234,13 +232,8 @@ int64_t visit_logits(const Evaluated& of, bool classifies, const LanguageModelCo
     shape.insert(shape.begin(), ranks);
     const auto values = all.view(shape).to(at::kCPU);
     for (int64_t i = 0; i < std::min(ranks, count - done); ++i) {
-      const auto of_batch = of.task.validation_batch(done + i);
-      const auto value = values.select(0, i);
-      if (classifies)
-        correct +=
-            static_cast<int64_t>(value.argmax().item<int64_t>() == of_batch[3].item<int64_t>());
       try {
-        if (file) file->add(done + i, value, of_batch);
+        file->add(done + i, values.select(0, i), of.task.validation_batch(done + i));
       } catch (const CheckpointError&) {
         failure = std::current_exception();
       }
@@ -252,7 +245,6 @@ int64_t visit_logits(const Evaluated& of, bool classifies, const LanguageModelCo
     failure = std::current_exception();
   }
   comm::share_failure<CheckpointError>(of.group, "Writing the logits", failure);
-  return comm::gather_records(of.group, correct, "correct texts").front();
 }
 
 }  // namespace
@@ -304,13 +296,12 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
                                 options.data, mean->loss, options.from));
   }
   const bool classifies = kind == TrainingTask::classes;
-  Evaluation result{.task = kind, .loss = mean->loss};
+  Evaluation result{.task = kind, .loss = mean->loss, .correct = mean->correct.value_or(0)};
   // A language model's weight counts sequences, if all batches weigh the same.
   result.predicted = classifies            ? task->validation_batches()
                      : task->step_weight() ? task->validation_tokens()
                                            : std::llround(mean->weight);
-  if (classifies || !options.logits.empty())
-    result.correct = visit_logits(evaluated, classifies, *sizes, options.logits);
+  if (!options.logits.empty()) write_logits(evaluated, classifies, *sizes, options.logits);
   return result;
 }
 

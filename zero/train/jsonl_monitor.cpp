@@ -186,10 +186,16 @@ class JsonlMonitor final : public Monitor {
         {{"event", "rewind"}, {"from", report.from}, {"to", report.to}, {"reason", report.reason}});
   }
   void validation(const ValidationReport& report) override {
-    write({{"event", "validation"},
-           {"step", report.step},
-           {"loss", finite(report.loss)},
-           {"tokens", report.tokens}});
+    Json object{{"event", "validation"},
+                {"step", report.step},
+                {"loss", finite(report.loss)},
+                {"tokens", report.tokens}};
+    if (const auto& accuracy = report.accuracy) {
+      object["accuracy"] = accuracy->share();
+      object["correct"] = accuracy->correct;
+      object["texts"] = accuracy->texts;
+    }
+    write(object);
   }
   void saved(const SaveReport& report) override {
     Json object{{"event", report.in_memory ? "memory_copy" : "save"},

@@ -15,7 +15,8 @@
 
 namespace zero::train {
 
-LoadedModel::LoadedModel(const std::filesystem::path& folder, bool bf16) {
+LoadedModel::LoadedModel(const std::filesystem::path& folder, const Config& config,
+                         std::shared_ptr<comm::Group> group) {
   {
     const WithoutValues none;
     model_ = language_model_config((folder / "config.json").string())->build();
@@ -25,8 +26,8 @@ LoadedModel::LoadedModel(const std::filesystem::path& folder, bool bf16) {
   // Nothing is trained, so the optimizer is one without states.
   engine_ = std::make_unique<Engine>(
       std::move(tensors),
-      std::vector<ParameterGroup>{ParameterGroup{.optimizer = Sgd{}, .rest = true}},
-      Config{.stage = 0, .bf16 = bf16}, comm::single());
+      std::vector<ParameterGroup>{ParameterGroup{.optimizer = Sgd{}, .rest = true}}, config,
+      std::move(group));
   load_pretrained(*engine_, folder.string(),
                   {.places = model_->export_places(), .tied = model_->tied_names()});
 }

@@ -16,11 +16,14 @@ namespace zero::train {
 
 class LoadedModel {
  public:
-  /// Builds the model of the folder's config.json with its weights (load_pretrained), in fp32 or
-  /// bf16, on one rank. Throws ConfigError and CheckpointError for what they refuse.
-  LoadedModel(const std::filesystem::path& folder, bool bf16);
+  /// Builds the model of the folder's config.json with its weights (load_pretrained). The stage
+  /// and the dtype are those of `config`; at stage 3 each rank reads its part alone. Collective.
+  /// Throws ConfigError and CheckpointError for what they refuse.
+  explicit LoadedModel(const std::filesystem::path& folder, const Config& config = {},
+                       std::shared_ptr<comm::Group> group = comm::single());
 
   LanguageModel& model() { return *model_; }
+  Engine& engine() { return *engine_; }
 
  private:
   std::unique_ptr<LanguageModel> model_;

@@ -30,8 +30,8 @@ inline constexpr std::array<BreakdownPart, 8> kBreakdown{{{"forward_ms", &Breakd
                                                           {"control_ms", &Breakdown::control}}};
 
 /// DeepSpeed's names first (its engine's `Train/Samples/...`), then those of log.jsonl. A
-/// validation's comes last.
-inline constexpr std::array<Metric, 21> kMetrics{{{"Train/Samples/train_loss", true},
+/// validation's come last.
+inline constexpr std::array<Metric, 22> kMetrics{{{"Train/Samples/train_loss", true},
                                                   {"Train/Samples/lr", true},
                                                   {"Train/Samples/loss_scale", true},
                                                   {"Train/Steps/loss"},
@@ -51,9 +51,11 @@ inline constexpr std::array<Metric, 21> kMetrics{{{"Train/Samples/train_loss", t
                                                   {"Train/Breakdown/update_ms"},
                                                   {"Train/Breakdown/disk_ms"},
                                                   {"Train/Breakdown/control_ms"},
-                                                  {"Validation/Steps/loss"}}};
-inline constexpr size_t kStepMetrics = kMetrics.size() - 1;
+                                                  {"Validation/Steps/loss"},
+                                                  {"Validation/Steps/accuracy"}}};
+inline constexpr size_t kStepMetrics = kMetrics.size() - 2;
 inline constexpr size_t kValidationLoss = kStepMetrics;
+inline constexpr size_t kValidationAccuracy = kStepMetrics + 1;
 
 /// Returns the values of a step in the order of kMetrics. The loss scale is empty if losses are not
 /// scaled, and the breakdown without wall_clock_breakdown.

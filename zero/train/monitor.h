@@ -120,10 +120,22 @@ struct StepReport {
   std::optional<FlopsReport> flops = {};    ///< if this step's are counted
 };
 
+/// How many texts are classified rightly.
+struct Accuracy {
+  int64_t correct = 0;
+  int64_t texts = 0;
+
+  double share() const { return static_cast<double>(correct) / static_cast<double>(texts); }
+};
+
+/// Says it for people: "accuracy 0.8750 (7 of 8 texts)".
+std::string to_text(const Accuracy& accuracy);
+
 struct ValidationReport {
   int64_t step = 0;
   double loss = 0;
   int64_t tokens = 0;
+  std::optional<Accuracy> accuracy{};  ///< of a task that tells classes apart
 };
 
 /// A checkpoint is complete, or could not be written.

@@ -27,14 +27,13 @@ void sample(Run& run, const std::function<bool()>& stop) {
       generate(prompt,
                [&](const at::Tensor& seen) {
                  const Autocast casts(run.engine->config().autocast_dtype(), device.type());
-                 return run.model->logits_last(on_device({seen}, device).front())
-                     .to(at::kCPU, at::kFloat)
-                     .narrow(1, 0, drawn);
+                 return run.model->logits_last(on_device({seen}, device).front());
                },
                {.tokens = options.sample_tokens,
                 .context = options.seq,
                 .temperature = options.temperature,
                 .top_k = options.top_k.value_or(0),
+                .vocabulary = drawn,
                 .seed = static_cast<uint64_t>(options.seed),
                 .stop = stop});
   run.reports.tell([&](Monitor& monitor) {

@@ -193,6 +193,8 @@ class TensorboardMonitor final : public Monitor {
       event.add_int64(event_fields::kStep, report.step);
       Writer summary(event, event_fields::kSummary);
       add_scalar(summary, kMetrics[kValidationLoss], report.loss);
+      if (report.accuracy)
+        add_scalar(summary, kMetrics[kValidationAccuracy], report.accuracy->share());
     });
     flush();
   }

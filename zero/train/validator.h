@@ -21,7 +21,8 @@ struct Evaluated {
 
 struct MeanLoss {
   double loss = 0;
-  double weight = 0;  ///< what it is the mean of: Task::weight
+  double weight = 0;                 ///< what it is the mean of: Task::weight
+  std::optional<int64_t> correct{};  ///< texts whose class is found, if there are classes
 };
 
 /// Returns the mean loss over the task's validation: Note [Validation] in validation.h. Returns

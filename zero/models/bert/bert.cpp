@@ -311,6 +311,12 @@ LayerSequence BertImpl::layers(std::vector<Texts> texts, std::vector<at::Tensor>
       inputs.push_back({self->bert->embeddings(each, at::Tensor()), key_mask(each)});
     return inputs;
   };
+  if (config_.head == Head::classes) {
+    sequence.correct = [self, targets](const std::vector<at::Tensor>& hidden, int64_t micro_batch) {
+      const auto classes = self->class_logits(hidden[0]).argmax(1);
+      return classes.eq(targets[static_cast<size_t>(micro_batch)]).sum().item<int64_t>();
+    };
+  }
   sequence.loss = [self, targets = std::move(targets)](const std::vector<at::Tensor>& hidden,
                                                        int64_t micro_batch) {
     return self->head_loss(hidden[0], targets[static_cast<size_t>(micro_batch)], {});

@@ -94,8 +94,9 @@ class BertLanguageModel final : public LanguageModel {
     return model_->logits({tokens});
   }
   at::Tensor logits_last(const at::Tensor& /*tokens*/) override { return no_next_token(); }
-  at::Tensor logits_next(const at::Tensor& /*tokens*/, KeyValueCache& /*cache*/) override {
-    return no_next_token();
+  std::vector<at::Tensor> logits_next_of(const std::vector<at::Tensor>& /*tokens*/,
+                                         const std::vector<KeyValueCache*>& /*caches*/) override {
+    no_next_token();
   }
   void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
   std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }

@@ -148,11 +148,27 @@ at::Tensor Decoder::logits_last(const at::Tensor& tokens) {
   return at::mm(normed(body(tokens, {}).select(1, -1)), output_weight().t());
 }
 
-at::Tensor Decoder::logits_next(const at::Tensor& tokens, KeyValueCache& cache) {
-  auto x = embed(tokens, {}, {.first = cache.length()});
-  for (const auto& block : blocks(tokens, &cache, nullptr)) x = block(x);
-  cache.advance(tokens.size(1));
-  return at::mm(normed(x.select(1, -1)), output_weight().t());
+std::vector<at::Tensor> Decoder::logits_next(const std::vector<at::Tensor>& tokens,
+                                             const std::vector<KeyValueCache*>& caches) {
+  if (tokens.size() != caches.size()) {
+    throw ConfigError(fmt::format("{} was given tokens of {} texts and caches of {}.", title(),
+                                  tokens.size(), caches.size()));
+  }
+  std::vector<at::Tensor> all;
+  std::vector<std::vector<Block>> of_texts;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    all.push_back(embed(tokens[i], {}, {.first = caches[i]->length()}));
+    of_texts.push_back(blocks(tokens[i], caches[i], nullptr));
+  }
+  const size_t layers = of_texts.empty() ? 0 : of_texts.front().size();
+  for (size_t layer = 0; layer < layers; ++layer) {
+    for (size_t i = 0; i < all.size(); ++i) all[i] = of_texts[i][layer](all[i]);
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    caches[i]->advance(tokens[i].size(1));
+    all[i] = at::mm(normed(all[i].select(1, -1)), output_weight().t());
+  }
+  return all;
 }
 
 }  // namespace zero

@@ -56,9 +56,12 @@ class Decoder {
   /// Returns the same for the last position only. (B, T) -> (B, V).
   at::Tensor logits_last(const at::Tensor& tokens);
 
-  /// Returns the same for tokens that follow those whose keys and values are in `cache`, which then
-  /// has those of `tokens` too. The sums of attention run in another order than without a cache.
-  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache);
+  /// Returns the same for several texts: tokens[i], (B, T), follow those whose keys and values are
+  /// in caches[i], which then has those of the tokens too. Each text is computed by itself, and all
+  /// of them pass a block before the next, so stage 3 gathers a block once. The sums of attention
+  /// run in another order than without a cache.
+  std::vector<at::Tensor> logits_next(const std::vector<at::Tensor>& tokens,
+                                      const std::vector<KeyValueCache*>& caches);
 
   /// Has an effect from the next forward on. Losses and gradients stay the same to the bit. Throws
   /// ConfigError for a negative `every`.

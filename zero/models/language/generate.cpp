@@ -8,32 +8,13 @@
 #include <algorithm>
 #include <memory>
 #include <tuple>
+#include <utility>
 
 #include "zero/base/error.h"
 #include "zero/models/language/language_model.h"
-#include "zero/models/layers/key_value_cache.h"
 
 namespace zero {
 namespace {
-
-void check(std::span<const int64_t> prompt, const GenerateOptions& options) {
-  if (prompt.empty())
-    throw ConfigError("The prompt is empty; text is generated after at least one token.");
-  if (options.tokens < 0)
-    throw ConfigError(fmt::format(
-        "The number of tokens to generate is {}; it must not be negative.", options.tokens));
-  if (options.context <= 0)
-    throw ConfigError(fmt::format("The context is {}; it must be positive.", options.context));
-  if (!(options.temperature >= 0))
-    throw ConfigError(
-        fmt::format("The temperature is {}; it must not be negative.", options.temperature));
-  if (options.top_k < 0)
-    throw ConfigError(
-        fmt::format("top_k is {}; it must not be negative (0 means all tokens).", options.top_k));
-  if (!(options.top_p > 0 && options.top_p <= 1))
-    throw ConfigError(
-        fmt::format("top_p is {}; it must be above 0 and at most 1 (all tokens).", options.top_p));
-}
 
 int64_t draw(at::Tensor logits, const GenerateOptions& options, at::Generator& generator) {
   // A logit of minus infinity is a token that the model forbids; anything else that is not finite
@@ -61,45 +42,86 @@ int64_t draw(at::Tensor logits, const GenerateOptions& options, at::Generator& g
 
 }  // namespace
 
+void check(const GenerateOptions& options) {
+  if (options.tokens < 0)
+    throw ConfigError(fmt::format(
+        "The number of tokens to generate is {}; it must not be negative.", options.tokens));
+  if (options.context <= 0)
+    throw ConfigError(fmt::format("The context is {}; it must be positive.", options.context));
+  if (!(options.temperature >= 0))
+    throw ConfigError(
+        fmt::format("The temperature is {}; it must not be negative.", options.temperature));
+  if (options.top_k < 0)
+    throw ConfigError(
+        fmt::format("top_k is {}; it must not be negative (0 means all tokens).", options.top_k));
+  if (!(options.top_p > 0 && options.top_p <= 1))
+    throw ConfigError(
+        fmt::format("top_p is {}; it must be above 0 and at most 1 (all tokens).", options.top_p));
+  if (options.vocabulary < 0)
+    throw ConfigError(fmt::format(
+        "The vocabulary is {}; it must not be negative (0 means all tokens).", options.vocabulary));
+}
+
 std::vector<int64_t> generate(std::span<const int64_t> prompt, const LastLogits& last_logits,
                               const GenerateOptions& options) {
-  check(prompt, options);
   const c10::NoGradGuard no_grad;
-  auto generator = at::detail::createCPUGenerator(options.seed);
-  std::vector<int64_t> text(prompt.begin(), prompt.end());
+  GrowingText text(prompt, options, options.seed);
+  std::vector<int64_t> added;
   for (int64_t i = 0; i < options.tokens; ++i) {
     if (options.stop && options.stop()) break;
-    const auto seen = std::min(static_cast<int64_t>(text.size()), options.context);
-    const auto tokens = at::empty({1, seen}, at::kLong);
-    std::copy(text.end() - seen, text.end(), tokens.mutable_data_ptr<int64_t>());
-    const auto logits = last_logits(tokens);
-    const auto token = draw(logits.reshape({-1}).to(at::kCPU, at::kFloat), options, generator);
-    const auto& ends = options.stop_tokens;
-    if (std::find(ends.begin(), ends.end(), token) != ends.end()) break;
-    text.push_back(token);
-    if (options.on_token) options.on_token(token);
+    const auto token = text.grow(last_logits(text.seen()));
+    if (!token) break;
+    added.push_back(*token);
+    if (options.on_token) options.on_token(*token);
   }
-  return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
+  return added;
+}
+
+GrowingText::GrowingText(std::span<const int64_t> prompt, const GenerateOptions& options,
+                         uint64_t seed)
+    : options_(options),
+      generator_(at::detail::createCPUGenerator(seed)),
+      tokens_(prompt.begin(), prompt.end()) {
+  if (prompt.empty())
+    throw ConfigError("The prompt is empty; text is generated after at least one token.");
+  check(options);
+}
+
+at::Tensor GrowingText::seen() const {
+  const auto count = std::min(static_cast<int64_t>(tokens_.size()), options_.context);
+  const auto tokens = at::empty({1, count}, at::kLong);
+  std::copy(tokens_.end() - count, tokens_.end(), tokens.mutable_data_ptr<int64_t>());
+  return tokens;
+}
+
+std::optional<int64_t> GrowingText::grow(const at::Tensor& logits) {
+  auto known = logits.reshape({-1}).to(at::kCPU, at::kFloat);
+  if (options_.vocabulary > 0)
+    known = known.narrow(0, 0, std::min(options_.vocabulary, known.numel()));
+  const auto token = draw(known, options_, generator_);
+  const auto& ends = options_.stop_tokens;
+  if (std::find(ends.begin(), ends.end(), token) != ends.end()) return std::nullopt;
+  tokens_.push_back(token);
+  return token;
+}
+
+at::Tensor CachedText::unseen(const at::Tensor& tokens) {
+  const auto* begin = tokens.const_data_ptr<int64_t>();
+  std::vector<int64_t> now(begin, begin + tokens.numel());
+  const bool grows =
+      now.size() > text_.size() && std::equal(text_.begin(), text_.end(), now.begin());
+  if (!grows) {
+    cache_.clear();
+    text_.clear();
+  }
+  const auto known = static_cast<int64_t>(text_.size());
+  text_ = std::move(now);
+  return tokens.narrow(1, known, tokens.size(1) - known);
 }
 
 LastLogits cached_logits(LanguageModel& model) {
-  struct State {
-    KeyValueCache cache;
-    std::vector<int64_t> text;
-  };
-  return [&model, state = std::make_shared<State>()](const at::Tensor& tokens) {
-    auto& [cache, text] = *state;
-    const auto* begin = tokens.const_data_ptr<int64_t>();
-    const std::vector<int64_t> now(begin, begin + tokens.numel());
-    const bool grows =
-        now.size() > text.size() && std::equal(text.begin(), text.end(), now.begin());
-    if (!grows) {
-      cache.clear();
-      text.clear();
-    }
-    const auto known = static_cast<int64_t>(text.size());
-    text = now;
-    return model.logits_next(tokens.narrow(1, known, tokens.size(1) - known), cache);
+  return [&model, text = std::make_shared<CachedText>()](const at::Tensor& tokens) {
+    return model.logits_next(text->unseen(tokens), text->cache());
   };
 }
 

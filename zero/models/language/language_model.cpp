@@ -14,4 +14,8 @@ void LanguageModelConfig::set_head(Head wanted, std::vector<std::string> /*label
       description(), wanted == Head::classes ? "classes" : "masked tokens"));
 }
 
+at::Tensor LanguageModel::logits_next(const at::Tensor& tokens, KeyValueCache& cache) {
+  return logits_next_of({tokens}, {&cache}).front();
+}
+
 }  // namespace zero

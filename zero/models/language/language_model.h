@@ -110,7 +110,11 @@ class LanguageModel {
   /// encoder, as logits_next does.
   virtual at::Tensor logits_last(const at::Tensor& tokens) = 0;
   /// Returns the same for tokens that follow those in `cache` (Decoder::logits_next).
-  virtual at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) = 0;
+  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache);
+  /// Does the same for several texts of any lengths, each with a cache of its own and by itself, so
+  /// that its logits do not depend on the others. All of them pass a layer before the next.
+  virtual std::vector<at::Tensor> logits_next_of(const std::vector<at::Tensor>& tokens,
+                                                 const std::vector<KeyValueCache*>& caches) = 0;
   /// Sets which layers `loss` recomputes in backward, from the next time on. Throws ConfigError for
   /// a negative `every`.
   virtual void recompute(RecomputeSettings settings) = 0;

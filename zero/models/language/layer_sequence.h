@@ -26,6 +26,9 @@ struct LayerSequence {
   std::vector<at::Tensor> shared{};
   /// A loss of one element.
   std::function<at::Tensor(const std::vector<at::Tensor>& last, int64_t micro_batch)> loss;
+  /// Counts the texts of a micro-batch whose largest logit is that of their class; null for a model
+  /// that does not tell classes apart.
+  std::function<int64_t(const std::vector<at::Tensor>& last, int64_t micro_batch)> correct{};
 };
 
 }  // namespace zero

@@ -47,8 +47,9 @@ class ModuleLanguageModel final : public LanguageModel {
     return model_->logits(tokens, positions);
   }
   at::Tensor logits_last(const at::Tensor& tokens) override { return model_->logits_last(tokens); }
-  at::Tensor logits_next(const at::Tensor& tokens, KeyValueCache& cache) override {
-    return model_->logits_next(tokens, cache);
+  std::vector<at::Tensor> logits_next_of(const std::vector<at::Tensor>& tokens,
+                                         const std::vector<KeyValueCache*>& caches) override {
+    return model_->logits_next(tokens, caches);
   }
   void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
   /// Parameters have Hugging Face's names, except for the tiles of a linear layer.
