@@ -13,6 +13,7 @@
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/whole_folder.h"
+#include "zero/optim/optimizer.h"
 #include "zero/optim/state_format.h"
 
 namespace zero::foreign {
@@ -73,11 +74,13 @@ CheckpointView view_own(const fs::path& path) {
         slices[static_cast<size_t>(parameter)].push_back({begin, end, path / file.name});
     }
   }
-  const auto first = path / manifest.files.front().name;
-  const auto whole = [&](const std::string& key, at::ScalarType dtype, std::vector<int64_t> shape) {
-    return LazyTensor{dtype, std::move(shape),
-                      [first, key] { return SafetensorsReader(first).read(key); }};
+  const auto whole = [&](size_t file, const std::string& key, at::ScalarType dtype,
+                         std::vector<int64_t> shape) {
+    return LazyTensor{dtype, std::move(shape), [from = path / manifest.files[file].name, key] {
+                        return SafetensorsReader(from).read(key);
+                      }};
   };
+  const auto factored_files = manifest.factored_files();
   for (size_t p = 0; p < slices.size(); ++p) {
     const auto& from = manifest.parameters[p];
     auto& to = view.parameters.emplace_back();
@@ -89,10 +92,10 @@ CheckpointView view_own(const fs::path& path) {
     to.steps = from.steps;
     for (const auto& state : from.states) to.states[state.name] = own_state(from, state, slices[p]);
     for (const auto& [name, shape] : from.factored)
-      to.states[name] = whole(name + "." + from.name, at::kFloat, shape);
+      to.states[name] = whole(factored_files[p], name + "." + from.name, at::kFloat, shape);
   }
   for (const auto& [name, dtype, shape] : manifest.buffers)
-    view.buffers[name] = whole("buffer." + name, dtype, shape);
+    view.buffers[name] = whole(0, "buffer." + name, dtype, shape);
   view.attached = manifest.files.front().attached;
   return view;
 }
@@ -188,7 +191,7 @@ class OwnWriter {
     }
     for (const auto& [name, tensor] : from.states) {
       const auto key = name + "." + from.name;
-      if (name == "row_var" || name == "col_var") {
+      if (std::ranges::find(optim::kFactoredStates, name) != optim::kFactoredStates.end()) {
         to.factored.emplace_back(name, tensor.shape);
         tensors_.push_back({key, &tensor, kFirst});
         infos_.front().push_back({key, tensor.dtype, tensor.shape});
