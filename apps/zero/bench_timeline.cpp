@@ -244,7 +244,7 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   const partition::RankGrid grid{.hosts = options.hosts, .ranks_a_host = options.ranks_a_host};
   const auto layout = lay_out(recording.model, config, grid);
   const auto units = plan_units(layout, recording.model, config, {.grid = grid});
-  const auto step = planned_step(layout, units, recording.model, config, grid);
+  const auto step = planned_step(layout, units, recording.model, config, {.grid = grid});
   auto schedule = recording.schedule;
   schedule.units = unit_costs(step);
   const int64_t element_bytes = config.parameter_bytes();

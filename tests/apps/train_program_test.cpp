@@ -359,12 +359,14 @@ TEST(Train, ScheduleFreeAdamWWritesTheMeanOfItsIteratesInTheSameBits) {
 // Its AdamW's rate follows the schedule, at its own height.
 TEST(Train, LearnsWithEachOptimizer) {
   const TrainFolder folder;
-  for (const auto* section : {R"({"type": "Lamb", "params": {"lr": 0.01}})",
-                              R"({"type": "Lion", "params": {"lr": 0.001}})",
-                              R"({"type": "Adagrad", "params": {"lr": 0.01}})",
-                              R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 0.003}})",
-                              R"({"type": "Adafactor", "params": {"lr": 0.1}})",
-                              R"({"type": "ScheduleFreeAdamW", "params": {"lr": 0.01}})"}) {
+  for (const auto* section :
+       {R"({"type": "Lamb", "params": {"lr": 0.01}})",
+        R"({"type": "Lion", "params": {"lr": 0.001}})",
+        R"({"type": "Adagrad", "params": {"lr": 0.01}})",
+        R"({"type": "Muon", "params": {"lr": 0.01, "adam_lr": 0.003}})",
+        R"({"type": "Adafactor", "params": {"lr": 0.1}})",
+        R"({"type": "Apollo", "params": {"rank": 4}})", R"({"type": "ApolloMini"})",
+        R"({"type": "ScheduleFreeAdamW", "params": {"lr": 0.01}})"}) {
     write_file(folder / "config.json", std::string(R"({"optimizer": )") + section + "}");
     const std::string file = folder / "config.json";
     const auto outcome = folder.train(

@@ -174,6 +174,7 @@ std::vector<Choice> make_choices() {
         optimizer("lion", 1, Lion{.lr = 1e-3, .weight_decay = 0.1}),
         optimizer("lamb", 1, Lamb{.lr = 1e-2}, true), optimizer("muon", 1, Muon{}, true),
         optimizer("adafactor", 1, Adafactor{}, true),
+        optimizer("apollo", 1, Apollo{.rank = 3, .update_proj_gap = 2}, true),
         optimizer("schedule_free", 1,
                   ScheduleFreeAdamW{.lr = 1e-2, .weight_decay = 0.1, .warmup_steps = 2})}});
   all.push_back(

@@ -664,6 +664,23 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
                    R"(", "params": {"lr": 0.1, "r": 0, "weight_lr_power": 2, "warmup_steps": 3}})"),
               Optimizer(ScheduleFreeAdamW{.lr = 0.1, .warmup_steps = 3}));
   }
+  for (const auto* name : {"Apollo", "apollo_adamw"}) {
+    EXPECT_EQ(read(std::string(R"({"type": ")") + name +
+                   R"(", "params": {"rank": 8, "scale": 4, "update_proj_gap": 50,
+                       "scale_type": "tensor", "adam_lr": 0.1, "betas": [0.8, 0.9]}})"),
+              Optimizer(Apollo{.rank = 8,
+                               .scale_type = Apollo::Scaling::tensor,
+                               .alpha = 2,
+                               .update_proj_gap = 50,
+                               .adam_lr = 0.1,
+                               .beta1 = 0.8,
+                               .beta2 = 0.9}));
+  }
+  EXPECT_EQ(read(R"({"type": "apollo_mini"})"), Optimizer(Apollo::mini()));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Apollo", "params": {"rank": 0}}})"),
+              HasSubstr("optimizer.params.rank"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "Apollo", "params": {"norm_growth": 0.5}}})"),
+              HasSubstr("norm_growth is 0.5, but it must be at least 1"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "schedule_free_adamw", "params": {"r": 1}}})"),
               HasSubstr("optimizer.params.r"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "RMSprop"}})"),
@@ -677,7 +694,8 @@ TEST(Config, OptimizersAreNamedAsInDeepSpeedAndPyTorch) {
         Optimizer(Lamb{.min_coeff = 1}), Optimizer(Muon{.lr = 1, .ns_steps = 7, .adam_lr = 2}),
         Optimizer(Adafactor{}), Optimizer(Adafactor{.d = 3, .eps_added = true}),
         Optimizer(Adafactor{.eps1 = 1e-9, .warmup_init = true, .factored = false}),
-        Optimizer(ScheduleFreeAdamW{.beta1 = 0.95, .warmup_steps = 7})}) {
+        Optimizer(ScheduleFreeAdamW{.beta1 = 0.95, .warmup_steps = 7}), Optimizer(Apollo::mini()),
+        Optimizer(Apollo{.rank = 2, .norm_growth = 0, .seed = 9, .adam_lr = 0.5})}) {
     Config config;
     config.optimizer = each;
     EXPECT_EQ(Config::parse(config.dump(), 1).optimizer, each) << config.dump();

@@ -662,6 +662,7 @@ TEST(EngineOnDevices, RefusesWhatItCannotDo) {
   config.bf16 = config.split_master_weights = true;
   EXPECT_THAT(refusal(config), HasSubstr("bf16.split_master_weights is for models on the CPU"));
   EXPECT_THAT(refusal({}, Muon{}), HasSubstr("Muon is for models on the CPU so far"));
+  EXPECT_THAT(refusal({}, Apollo{}), HasSubstr("Apollo is for models on the CPU so far"));
   const auto parts = std::make_shared<Mlp>();
   parts->layers->ptr(0)->to(device());
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(*parts, AdamW{}); }),

@@ -41,10 +41,12 @@ States states_of(Engine& engine) {
   States all;
   for (const auto& name : engine.parameter_names()) {
     all[name] = engine.parameter(name).clone();
-    for (const auto* state : {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "variance",
-                              "row_var", "col_var", "z"}) {
+    std::vector<std::string_view> names{"exp_avg", "exp_avg_sq", "momentum_buffer",
+                                        "sum",     "variance",   "z"};
+    names.insert(names.end(), optim::kFactoredStates.begin(), optim::kFactoredStates.end());
+    for (const auto state : names) {
       try {
-        all[name + "." + state] = engine.optimizer_state(name, state).clone();
+        all[name + "." + std::string(state)] = engine.optimizer_state(name, state).clone();
       } catch (const ConfigError&) {  // it has none of that name
       }
     }
@@ -168,7 +170,7 @@ TEST(Checkpoint, KeepsTheBitsOfEveryOptimizer) {
   const TemporaryFolder folder;
   for (const Optimizer& optimizer :
        std::vector<Optimizer>{AdamW{}, Sgd{.momentum = 0.9}, Sgd{}, Adagrad{}, Lion{}, Lamb{},
-                              Muon{}, Adafactor{}, ScheduleFreeAdamW{}}) {
+                              Muon{}, Adafactor{}, ScheduleFreeAdamW{}, Apollo{.rank = 3}}) {
     SCOPED_TRACE(optim::name(optimizer));
     const auto saved = save(on(3, config(3, true), optimizer), folder.path() / "run");
     expect_same(load(on(2, config(1, true), optimizer), folder.path() / "run"), saved);

@@ -33,7 +33,7 @@ struct Planned {
   Planned(const ModelShape& model, const Config& c, const RankGrid& grid, int64_t rank = 0)
       : layout(lay_out(model, c, grid)),
         units(plan_units(layout, model, c, {.grid = grid, .rank = rank})),
-        step(planned_step(layout, units, model, c, grid)) {}
+        step(planned_step(layout, units, model, c, {.grid = grid, .rank = rank})) {}
   Planned(const Planned&) = delete;
   Planned& operator=(const Planned&) = delete;
 

@@ -129,7 +129,8 @@ TEST(DelayedSave, ChangesNothingAndResumesWithTheSameBits) {
 
 TEST(DelayedSave, ResumesWithTheSameBitsWhereAnUpdateHasTwoPasses) {
   const TemporaryFolder folder;
-  for (const Optimizer& optimizer : std::vector<Optimizer>{Lamb{}, Muon{}, Adafactor{}}) {
+  for (const Optimizer& optimizer :
+       std::vector<Optimizer>{Lamb{}, Muon{}, Adafactor{}, Apollo{.rank = 3}}) {
     SCOPED_TRACE(optim::name(optimizer));
     const auto c = delayed(config(3, true));
     const auto saves = folder.path() / "saves";

@@ -921,7 +921,8 @@ TEST(EngineGroups, TakeOtherHyperParametersOfUpdatesOfTwoPasses) {
   const std::vector<std::pair<Optimizer, Optimizer>> changes{
       {Adafactor{.lr = 1e-2}, Adafactor{.lr = 1e-2, .eps2 = 1e-2, .d = 0.5}},
       {Muon{.lr = 1e-2}, Muon{.lr = 1e-2, .ns_steps = 2, .adam_lr = 1e-3, .beta1 = 0.5}},
-      {Lamb{.lr = 1e-2}, Lamb{.lr = 1e-2, .min_coeff = 0.5, .max_coeff = 0.6}}};
+      {Lamb{.lr = 1e-2}, Lamb{.lr = 1e-2, .min_coeff = 0.5, .max_coeff = 0.6}},
+      {Apollo{.rank = 3}, Apollo{.rank = 3, .alpha = 2, .seed = 1, .adam_lr = 1e-3}}};
   for (const int stage : {0, 2}) {
     for (const auto& [start, wanted] : changes) {
       run_as_threads(2, [&](auto group) {

@@ -369,7 +369,7 @@ TEST(EngineOffload, ABudgetChoosesTheFewestBytesOnDisk) {
   EXPECT_EQ(chosen(kGiB).config.offload_optimizer.device, OffloadDevice::none);
 }
 
-TEST(EngineOffload, ABudgetKnowsWhatAdafactorKeeps) {
+TEST(EngineOffload, ABudgetKnowsTheFactoredStates) {
   constexpr int64_t kGiB = 1 << 30;
   Config c;
   c.stage = 3;
@@ -380,13 +380,18 @@ TEST(EngineOffload, ABudgetKnowsWhatAdafactorKeeps) {
   const auto optimizer = [&] { return predicted_states(c, size).optimizer; };
   EXPECT_EQ(optimizer(), 8.0 * kGiB) << "none may be a matrix";
   size.matrix_elements = 3 * kGiB;
-  size.matrix_sides = 1000;
+  size.factored_numel = 1000;
   EXPECT_EQ(optimizer(), 5.0 * kGiB + 4000);
   size.matrix_elements = 4 * kGiB;
   EXPECT_EQ(optimizer(), 4.0 * kGiB + 4000);
   c.offload_optimizer.nvme_path = "/local";
   c.memory_budget = 9 * kGiB;
   EXPECT_EQ(choose_tiers(c, size).config.offload_optimizer.device, OffloadDevice::none);
+  c.optimizer.emplace(Apollo{});
+  EXPECT_EQ(optimizer(), 4.0 * kGiB + 1000) << "a quarter on each rank";
+  size.matrix_elements = 2 * kGiB;
+  EXPECT_EQ(optimizer(), 8.0 * kGiB + 1000) << "half of the elements are AdamW's";
+  size.matrix_elements = 4 * kGiB;
   c.optimizer.emplace(Adafactor{.factored = false});
   EXPECT_EQ(optimizer(), 8.0 * kGiB);
   EXPECT_EQ(choose_tiers(c, size).config.offload_optimizer.device, OffloadDevice::nvme);

@@ -49,7 +49,8 @@ std::vector<Named> optimizers() {
           {"ScheduleFreeAdamW", ScheduleFreeAdamW{.lr = 1e-2, .warmup_steps = 2}},
           {"LAMB", Lamb{.lr = 1e-2}},
           {"Muon", Muon{.lr = 1e-2}},
-          {"Adafactor", Adafactor{.lr = 1e-2}}};
+          {"Adafactor", Adafactor{.lr = 1e-2}},
+          {"Apollo", Apollo{.rank = 3}}};
 }
 
 struct Precision {
@@ -110,8 +111,10 @@ std::variant<States, std::string> train_on_two_ranks(const Config& c, const Opti
       engine.complete_update();
       States now = weights(engine);
       for (const auto& name : engine.parameter_names()) {
-        for (const auto* state : {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "variance",
-                                  "row_var", "col_var", "z"}) {
+        std::vector<std::string_view> names{"exp_avg", "exp_avg_sq", "momentum_buffer",
+                                            "sum",     "variance",   "z"};
+        names.insert(names.end(), optim::kFactoredStates.begin(), optim::kFactoredStates.end());
+        for (const auto state : names) {
           try {
             now.push_back(engine.optimizer_state(name, state).clone());
           } catch (const ConfigError&) {  // it has none of that name

@@ -8,6 +8,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/optim/exact_sum.h"
+#include "zero/optim/projection.h"
 #include "zero/optim/sweeps.h"
 
 namespace zero {
@@ -35,20 +37,20 @@ const std::vector<std::pair<std::string, Optimizer>>& optimizers() {
       {"ScheduleFree", ScheduleFreeAdamW{.lr = 1e-2, .weight_decay = 0.1, .warmup_steps = 2}},
       {"Lamb", Lamb{.lr = 1e-2, .weight_decay = 0.1}},
       {"Muon", Muon{.lr = 1e-2, .weight_decay = 0.1}},
-      {"Adafactor", Adafactor{.lr = 1e-2, .weight_decay = 0.1}}};
+      {"Adafactor", Adafactor{.lr = 1e-2, .weight_decay = 0.1}},
+      {"Apollo", Apollo{.rank = 3, .update_proj_gap = 2, .weight_decay = 0.1}}};
   return all;
 }
 
-// The states of a parameter of Net: of Muon's groups biases have AdamW's, and Adafactor's are
-// whole.
+// The states of a parameter of Net: of Muon's and Apollo's groups biases have AdamW's, and
+// Adafactor's are whole.
 std::vector<std::string_view> states_of(const Optimizer& optimizer, const std::string& name) {
-  if (std::holds_alternative<Adafactor>(optimizer)) {
-    if (name.ends_with("weight")) return {"row_var", "col_var"};
-    return {"variance"};
-  }
-  const auto* muon = std::get_if<Muon>(&optimizer);
-  if (muon == nullptr || name.ends_with("weight")) return optim::state_names(optimizer);
-  return optim::state_names(optim::beside_matrices(*muon));
+  const bool matrix = name.ends_with("weight");
+  const auto own = optim::optimizer_for(optimizer, name, matrix ? 2 : 1);
+  auto names = optim::state_names(own);
+  if (!matrix) return names;
+  for (const auto& state : optim::factored_states(own, {2, 2}, {2, 1})) names.push_back(state.name);
+  return names;
 }
 
 std::vector<at::Tensor> look(Engine& engine, const Optimizer& optimizer) {
@@ -197,51 +199,61 @@ TEST(Lamb, ExchangesTheNormsOfParametersInSeveralSlicesAndNothingElse) {
   }
 }
 
-TEST(Muon, ExchangesDirectionsOnceAndOrthogonalOnesOnce) {
-  run_as_threads(2, [&](auto group) {
-    for (const int stage : {0, 1, 2}) {
-      auto chain = std::make_shared<Chain>();
-      Config c = config(stage);
-      c.unit_bytes = 64 * 64 * 4;  // a unit for each matrix: two batches of two
-      Engine engine(chain, Muon{}, c, group);
-      const auto step = [&] {
-        engine.backward(chain->forward(torch::full({3, 64}, 0.1)).mean());
-        engine.step();
-      };
-      step();
-      group->traffic().reset();
-      step();
-      const auto counted = group->traffic().count(Collective::all_gather).logical_bytes;
-      EXPECT_EQ(engine.traffic_formula().all_gather, counted);
-      const int64_t model = int64_t{4} * 64 * 64 * 4;
-      // Parameters; directions, and the results.
-      EXPECT_EQ(counted, stage == 0 ? 0 : 3 * model / 2);
-    }
-  });
+TEST(WholeMatrices, TheirDirectionsAreExchangedOnceAndWhatIsFoundOnce) {
+  const std::vector<std::pair<Optimizer, int64_t>> found{{Muon{}, 64 * 64},
+                                                         {Apollo{.rank = 4}, 64}};
+  for (const auto& [optimizer, numel] : found) {
+    run_as_threads(2, [&, &optimizer = optimizer, numel = numel](auto group) {
+      for (const int stage : {0, 1, 2}) {
+        auto chain = std::make_shared<Chain>();
+        Config c = config(stage);
+        c.unit_bytes = 64 * 64 * 4;  // a unit for each matrix: two batches of two
+        Engine engine(chain, optimizer, c, group);
+        const auto step = [&] {
+          engine.backward(chain->forward(torch::full({3, 64}, 0.1)).mean());
+          engine.step();
+        };
+        step();
+        group->traffic().reset();
+        step();
+        const auto counted = group->traffic().count(Collective::all_gather).logical_bytes;
+        EXPECT_EQ(engine.traffic_formula().all_gather, counted);
+        const int64_t model = int64_t{4} * 64 * 64 * 4;
+        // Parameters and directions, and the results.
+        EXPECT_EQ(counted, stage == 0 ? 0 : 2 * model / 2 + 4 * numel * 4 / 2);
+      }
+    });
+  }
 }
 
-TEST(Adafactor, KeepsRowsAndColumnsOnEveryRankAndNothingElse) {
+TEST(Factored, StatesAreWholeOnEveryRankOrWhereMatricesAreProjectedAndNothingElseIsKept) {
   const TemporaryFolder folder;
-  for (const bool bf16 : {false, true}) {
-    for (const int stage : {0, 1, 3}) {
-      for (const auto& place : {config(stage, bf16), optimizer_on_host(config(stage, bf16)),
-                                on_disk(config(stage, bf16), folder)}) {
-        run_as_threads(2, [&](auto group) {
-          Engine engine(std::make_shared<Chain>(), Adafactor{}, place, group);
-          constexpr int64_t kNumel = int64_t{4} * 64 * 64;
-          constexpr int64_t kFactored = int64_t{4} * (64 + 64) * 4;
-          const auto device = place.offload_optimizer.device;
-          // Master weights: of bf16, and of fp32 parameters whose update is on the host.
-          const bool master = bf16 || device == OffloadDevice::cpu;
-          const bool in_memory = master && device != OffloadDevice::nvme;
-          const int64_t expected = kFactored + (in_memory ? 4 * kNumel / (stage == 0 ? 1 : 2) : 0);
-          const bool host = device != OffloadDevice::none;
-          const auto held = [&](Category c) { return group->ledger()->usage(c).current; };
-          EXPECT_EQ(engine.memory_formula().optimizer, host ? 0 : expected);
-          EXPECT_EQ(engine.host_memory_formula().optimizer, host ? expected : 0);
-          EXPECT_EQ(held(Category::optimizer), engine.memory_formula().optimizer);
-          EXPECT_EQ(held(Category::host_optimizer), engine.host_memory_formula().optimizer);
-        });
+  // Rows and columns; two moments in low rank, and a norm. Each of two ranks projects two matrices.
+  const std::vector<std::pair<Optimizer, int64_t>> factored{
+      {Adafactor{}, 64 + 64}, {Apollo{.rank = 4}, 2 * 4 * 64 + 1}, {Apollo::mini(), 2 * 64 + 1}};
+  for (const auto& [optimizer, numel] : factored) {
+    for (const bool bf16 : {false, true}) {
+      for (const int stage : {0, 1, 3}) {
+        for (const auto& place : {config(stage, bf16), optimizer_on_host(config(stage, bf16)),
+                                  on_disk(config(stage, bf16), folder)}) {
+          run_as_threads(2, [&, &optimizer = optimizer, numel = numel](auto group) {
+            Engine engine(std::make_shared<Chain>(), optimizer, place, group);
+            constexpr int64_t kNumel = int64_t{4} * 64 * 64;
+            const auto device = place.offload_optimizer.device;
+            // Master weights: of bf16, and of fp32 parameters whose update is on the host.
+            const bool master = bf16 || device == OffloadDevice::cpu;
+            const bool in_memory = master && device != OffloadDevice::nvme;
+            const bool projected = std::holds_alternative<Apollo>(optimizer);
+            const int64_t expected = (projected && stage > 0 ? 2 : 4) * numel * 4 +
+                                     (in_memory ? 4 * kNumel / (stage == 0 ? 1 : 2) : 0);
+            const bool host = device != OffloadDevice::none;
+            const auto held = [&](Category c) { return group->ledger()->usage(c).current; };
+            EXPECT_EQ(engine.memory_formula().optimizer, host ? 0 : expected);
+            EXPECT_EQ(engine.host_memory_formula().optimizer, host ? expected : 0);
+            EXPECT_EQ(held(Category::optimizer), engine.memory_formula().optimizer);
+            EXPECT_EQ(held(Category::host_optimizer), engine.host_memory_formula().optimizer);
+          });
+        }
       }
     }
   }
@@ -335,6 +347,27 @@ TEST(Adafactor, FactorsTheLastTwoDimensionsWhateverTheStorage) {
   }
 }
 
+TEST(WholeMatrices, GiveTheSameBitsInSlicesWhateverTheStorage) {
+  const auto after = [](const Optimizer& optimizer, int stage, int ranks) {
+    return of_rank_zero(ranks, [&](auto group) {
+      auto module = std::make_shared<Shapes>();
+      Engine engine(module, optimizer, config(stage), group);
+      for (int64_t i = 0; i < 3; ++i) {
+        engine.backward(module->loss(group->rank(), i));
+        engine.step();
+      }
+      return weights(engine);
+    });
+  };
+  for (const Optimizer& optimizer :
+       {Optimizer(Muon{}), Optimizer(Apollo{.rank = 3}), Optimizer(Apollo::mini())}) {
+    for (const int ranks : {1, 2, 3}) {
+      const auto expected = after(optimizer, 0, ranks);
+      for (const int stage : {1, 3}) expect_equal(after(optimizer, stage, ranks), expected);
+    }
+  }
+}
+
 // A unit without elements comes first in its batch: the others lie in slices all the same.
 struct Empty : nn::Module {
   explicit Empty(bool more) {
@@ -364,7 +397,8 @@ TEST(TwoSweeps, AUnitWithoutElementsChangesNothing) {
     });
   };
   for (const Optimizer& optimizer :
-       {Optimizer(Adafactor{.lr = 0.1}), Optimizer(Lamb{.lr = 0.1}), Optimizer(Muon{.lr = 0.1})}) {
+       {Optimizer(Adafactor{.lr = 0.1}), Optimizer(Lamb{.lr = 0.1}), Optimizer(Muon{.lr = 0.1}),
+        Optimizer(Apollo{.lr = 0.1, .rank = 3})}) {
     for (const bool more : {false, true}) {
       const auto expected = after(optimizer, 0, more);
       for (const int stage : {1, 2, 3}) {
@@ -375,26 +409,94 @@ TEST(TwoSweeps, AUnitWithoutElementsChangesNothing) {
   }
 }
 
-TEST(Adafactor, AParameterWithoutAGradientKeepsItsRowsAndColumns) {
-  const auto after = [](int stage) {
-    return of_rank_zero(2, [&](auto group) {
+TEST(Factored, AParameterWithoutAGradientKeepsItsStates) {
+  const std::vector<std::pair<Optimizer, const char*>> kept{
+      {Adafactor{.lr = 1e-2}, "row_var"},
+      {Apollo{.rank = 3, .update_proj_gap = 1}, "exp_avg_low_rank"}};
+  for (const auto& [optimizer, state] : kept) {
+    const auto after = [&, &optimizer = optimizer, state = state](int stage) {
+      return of_rank_zero(2, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        Engine engine(net, optimizer, config(stage), group);
+        train(engine, *net, 1);
+        const auto own = engine.optimizer_state("a.weight", state);
+        const auto other = engine.optimizer_state("b.weight", state);
+        const auto weight = engine.parameter("a.weight").clone();
+        train_without_a(engine, *net);
+        EXPECT_TRUE(torch::equal(engine.optimizer_state("a.weight", state), own));
+        EXPECT_FALSE(torch::equal(engine.optimizer_state("b.weight", state), other));
+        EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), weight));
+        train(engine, *net, 1, 1);  // its second
+        return look(engine, optimizer);
+      });
+    };
+    const auto expected = after(0);
+    for (const int stage : {1, 3}) expect_equal(after(stage), expected);
+  }
+}
+
+// Biases go to AdamW, whose rate is another.
+TEST(Apollo, TrainsMatricesAsThePapersAlgorithmInDouble) {
+  for (const auto& given : {Apollo{.rank = 3, .update_proj_gap = 2, .weight_decay = 0.1},
+                            Apollo{.rank = 40, .norm_growth = 0, .seed = 5}, Apollo::mini()}) {
+    auto apollo = given;
+    apollo.adam_lr = 1e-3;
+    run_as_threads(2, [&](auto group) {
       auto net = std::make_shared<Net>();
-      const Optimizer optimizer = Adafactor{.lr = 1e-2};
-      Engine engine(net, optimizer, config(stage), group);
-      train(engine, *net, 1);
-      const auto row = engine.optimizer_state("a.weight", "row_var");
-      const auto other = engine.optimizer_state("b.weight", "row_var");
-      const auto weight = engine.parameter("a.weight").clone();
-      train_without_a(engine, *net);
-      EXPECT_TRUE(torch::equal(engine.optimizer_state("a.weight", "row_var"), row));
-      EXPECT_FALSE(torch::equal(engine.optimizer_state("b.weight", "row_var"), other));
-      EXPECT_TRUE(torch::equal(engine.parameter("a.weight"), weight));
-      train(engine, *net, 1, 1);  // its second
-      return look(engine, optimizer);
+      Engine engine(net, apollo, config(2), group);
+      EXPECT_EQ(engine.group_count(), 2);
+      EXPECT_EQ(engine.lr(0), 0.01);
+      EXPECT_EQ(engine.lr(1), 1e-3);
+      struct Matrix {
+        at::Tensor weights, exp_avg, exp_avg_sq, norm;
+      };
+      std::map<std::string, Matrix> exact;
+      const auto numbers = [](const at::Tensor& t) { return t.mutable_data_ptr<double>(); };
+      for (int64_t step = 1; step <= 5; ++step) {
+        engine.backward(loss_of(*net, group->rank(), step));
+        for (const auto* name : {"a.weight", "b.weight", "c.weight"}) {
+          auto& of = exact[name];
+          const auto direction = engine.gradient(name).to(torch::kDouble).contiguous();
+          const auto projection =
+              *optim::projection_of(apollo, direction.sizes(), direction.strides());
+          if (step == 1) {
+            of.weights = engine.parameter(name).to(torch::kDouble);
+            of.exp_avg = torch::zeros({projection.channels, projection.rank}, torch::kDouble);
+            of.exp_avg_sq = torch::zeros_like(of.exp_avg);
+            of.norm = torch::zeros({1}, torch::kDouble);
+          }
+          optim::projected_direction_exact(
+              apollo, name, step, projection, numbers(direction),
+              {numbers(of.exp_avg), numbers(of.exp_avg_sq), numbers(of.norm)});
+          of.weights = of.weights * (1 - apollo.lr * apollo.weight_decay) - direction * apollo.lr;
+        }
+        engine.step();
+        for (const auto& [name, of] : exact) {
+          const auto near = [&](const at::Tensor& ours, const at::Tensor& wanted) {
+            EXPECT_TRUE(torch::allclose(ours.to(torch::kDouble), wanted, 1e-4, 1e-6))
+                << name << " in step " << step;
+          };
+          near(engine.parameter(name), of.weights);
+          near(engine.optimizer_state(name, "exp_avg_low_rank"), of.exp_avg);
+          near(engine.optimizer_state(name, "exp_avg_sq_low_rank"), of.exp_avg_sq);
+          near(engine.optimizer_state(name, "update_norm"), of.norm);
+        }
+      }
+      EXPECT_THROW(engine.optimizer_state("b.weight", "exp_avg"), ConfigError);
+      EXPECT_NO_THROW(engine.optimizer_state("b.bias", "exp_avg"));
     });
-  };
-  const auto expected = after(0);
-  for (const int stage : {1, 3}) expect_equal(after(stage), expected);
+  }
+}
+
+TEST(Apollo, KeepsItsRank) {
+  auto net = std::make_shared<Net>();
+  Engine engine(net, Apollo{.rank = 3}, config(0));
+  EXPECT_THAT([&] { engine.set_optimizer(Apollo{.rank = 4}); },
+              testing::ThrowsMessage<ConfigError>(testing::HasSubstr(
+                  "state exp_avg_low_rank of 'a.weight' has the shape (33, 4)")));
+  EXPECT_EQ(std::get<Apollo>(engine.optimizer()).rank, 3);
+  engine.set_optimizer(Apollo{.rank = 3, .alpha = 2});
+  EXPECT_EQ(std::get<Apollo>(engine.optimizer()).alpha, 2);
 }
 
 TEST(Adafactor, StatesAreSetByNameAndRefusedWhereThereAreNone) {

@@ -204,7 +204,7 @@ TEST(RecordedSchedule, HasTheCostsThatFollowFromTheShapeOfTheModel) {
             step(engine, net);
             const auto units = plan_units(layout, model, c, {.grid = grid, .rank = group->rank()});
             EXPECT_EQ(engine.schedule()->units,
-                      unit_costs(planned_step(layout, units, model, c, grid)));
+                      unit_costs(planned_step(layout, units, model, c, {.grid = grid})));
           });
         }
       }

@@ -585,24 +585,26 @@ TEST(Muon, BothPassesAreTheFormula) {
   }
 }
 
-TEST(Muon, PassesEqualTheReferenceInBits) {
-  const Optimizer muon = Muon{.weight_decay = 0.1};
-  for (const auto gradient : dtypes()) {
-    for (const int64_t numel : {1, 33, 2050}) {
-      Shard expected(muon, numel, 3, gradient, c10::ScalarType::BFloat16, false);
-      std::vector<float> plain(static_cast<size_t>(numel));
-      Findings wanted{.direction = plain.data()};
-      first_sweep_reference(muon, 1, 0.37, expected.operands, wanted);
-      second_sweep_reference(muon, 1, 0.1, 1.5, expected.operands);
-      on_each_instruction_set([&](const char* instructions) {
-        Shard fast(muon, numel, 3, gradient, c10::ScalarType::BFloat16, false);
-        std::vector<float> direction(static_cast<size_t>(numel));
-        Findings found{.direction = direction.data()};
-        first_sweep(muon, 1, 0.37, fast.operands, found);
-        second_sweep(muon, 1, 0.1, 1.5, fast.operands);
-        expect_same(fast, expected, instructions);
-        EXPECT_EQ(direction, plain) << instructions;
-      });
+TEST(WholeMatrices, PassesEqualTheReferenceInBits) {
+  for (const Optimizer& optimizer :
+       {Optimizer(Muon{.weight_decay = 0.1}), Optimizer(Apollo{.weight_decay = 0.1})}) {
+    for (const auto gradient : dtypes()) {
+      for (const int64_t numel : {1, 33, 2050}) {
+        Shard expected(optimizer, numel, 3, gradient, c10::ScalarType::BFloat16, false);
+        std::vector<float> plain(static_cast<size_t>(numel));
+        Findings wanted{.direction = plain.data()};
+        first_sweep_reference(optimizer, 1, 0.37, expected.operands, wanted);
+        second_sweep_reference(optimizer, 1, 0.1, 1.5, expected.operands);
+        on_each_instruction_set([&](const char* instructions) {
+          Shard fast(optimizer, numel, 3, gradient, c10::ScalarType::BFloat16, false);
+          std::vector<float> direction(static_cast<size_t>(numel));
+          Findings found{.direction = direction.data()};
+          first_sweep(optimizer, 1, 0.37, fast.operands, found);
+          second_sweep(optimizer, 1, 0.1, 1.5, fast.operands);
+          expect_same(fast, expected, instructions);
+          EXPECT_EQ(direction, plain) << instructions;
+        });
+      }
     }
   }
 }
@@ -634,6 +636,9 @@ TEST(Check, NamesTheHyperParameterThatCannotBeUsed) {
   EXPECT_THAT([] { check(Muon{.adam_lr = -1}); },
               ThrowsMessage<ConfigError>(HasSubstr("adam_lr is -1")));
   EXPECT_THAT([] { check(Muon{.beta2 = 1}); }, ThrowsMessage<ConfigError>(HasSubstr("beta2 is 1")));
+  EXPECT_THAT([] { check(Apollo{.rank = 0}); }, ThrowsMessage<ConfigError>(HasSubstr("rank is 0")));
+  EXPECT_THAT([] { check(Apollo{.norm_growth = 0.5}); },
+              ThrowsMessage<ConfigError>(HasSubstr("norm_growth is 0.5")));
   EXPECT_THAT([] { check(ScheduleFreeAdamW{.beta1 = 0}); },
               ThrowsMessage<ConfigError>(HasSubstr("beta1 is 0, but it must be above 0")));
   EXPECT_THAT([] { check(ScheduleFreeAdamW{.warmup_steps = -1}); },
@@ -651,6 +656,7 @@ TEST(StateNames, FollowTheOptimizer) {
   EXPECT_THAT(state_names(Lamb{}), testing::ElementsAre("exp_avg", "exp_avg_sq"));
   EXPECT_THAT(state_names(Muon{}), testing::ElementsAre("momentum_buffer"));
   EXPECT_THAT(state_names(ScheduleFreeAdamW{}), testing::ElementsAre("z", "exp_avg_sq"));
+  EXPECT_THAT(state_names(Apollo{}), testing::IsEmpty());
 }
 
 }  // namespace

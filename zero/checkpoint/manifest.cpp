@@ -46,6 +46,7 @@ Json json_of(const Manifest::File& file) {
             {"bytes", file.sums.bytes},
             {"checksums", std::move(sums)},
             {"slices", std::move(slices)}};
+  if (!file.factored.empty()) json["factored"] = file.factored;
   if (!file.attached.empty()) json["attached"] = file.attached;
   return json;
 }
@@ -99,6 +100,7 @@ Manifest::File file_of(const Json& json) {
   Manifest::File file{.name = json.at("name").get<std::string>(),
                       .sums = {json.at("bytes").get<uint64_t>(), {}},
                       .slices = {},
+                      .factored = {},
                       .attached = {}};
   if (file.name.find('/') != std::string::npos || !file.name.ends_with(".safetensors"))
     throw CheckpointError(fmt::format("names the file '{}'", excerpt(file.name)));
@@ -117,6 +119,7 @@ Manifest::File file_of(const Json& json) {
     file.slices.push_back(
         {slice.at(0).get<int64_t>(), slice.at(1).get<int64_t>(), slice.at(2).get<int64_t>()});
   }
+  if (json.contains("factored")) file.factored = json.at("factored").get<std::vector<int64_t>>();
   if (json.contains("attached")) file.attached = json.at("attached").get<Attached>();
   return file;
 }
@@ -152,6 +155,10 @@ Manifest::Parameter parameter_of(const Json& json) {
 void check_slices(const Manifest& manifest) {
   std::vector<std::vector<std::pair<int64_t, int64_t>>> found(manifest.parameters.size());
   for (const auto& file : manifest.files) {
+    for (const int64_t parameter : file.factored) {
+      if (parameter < 0 || parameter >= static_cast<int64_t>(found.size()))
+        throw CheckpointError(fmt::format("has factored states of parameter {}", parameter));
+    }
     for (const auto& slice : file.slices) {
       if (slice.parameter < 0 || slice.parameter >= static_cast<int64_t>(found.size()))
         throw CheckpointError(fmt::format("has a slice of parameter {}", slice.parameter));
@@ -233,6 +240,15 @@ const Manifest::State* Manifest::Parameter::find(std::string_view state) const {
   const auto found = std::find_if(states.begin(), states.end(),
                                   [&](const State& each) { return each.name == state; });
   return found == states.end() ? nullptr : &*found;
+}
+
+std::vector<size_t> Manifest::factored_files() const {
+  std::vector<size_t> by_parameter(parameters.size(), 0);
+  for (size_t f = 0; f < files.size(); ++f) {
+    for (const int64_t parameter : files[f].factored)
+      by_parameter[static_cast<size_t>(parameter)] = f;
+  }
+  return by_parameter;
 }
 
 bool has_in_force(const Manifest& manifest) {

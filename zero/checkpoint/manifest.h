@@ -62,7 +62,7 @@ struct Manifest {
     int64_t group = 0;             ///< its number among `groups`
     int64_t steps = 0;             ///< updates that it has had
     std::vector<State> states;
-    /// Names and shapes of factored states. The first file has each of them whole, as
+    /// Names and shapes of factored states. One file has each of them whole, as
     /// "STATE.PARAMETER".
     std::vector<std::pair<std::string, std::vector<int64_t>>> factored;
 
@@ -81,6 +81,7 @@ struct Manifest {
     std::string name;
     FileSums sums;
     std::vector<Slice> slices;
+    std::vector<int64_t> factored;  ///< parameters whose factored states it has
     Attached attached;
   };
 
@@ -97,6 +98,9 @@ struct Manifest {
 
   /// Returns the file from which a rank takes buffers and attached texts: its own, if there is one.
   const File& file_of(int rank) const { return files[static_cast<size_t>(rank) % files.size()]; }
+  /// Returns, by parameter, the index of the file that has its factored states: the first, unless
+  /// another says so.
+  std::vector<size_t> factored_files() const;
 };
 
 /// Returns whether a folder has a manifest, sound or not.

@@ -801,8 +801,8 @@ void add_data_types(All& all) {
            "Adagrad's sum. Updates compute in fp32 and round stochastically, so results are "
            "the same at every stage, number of ranks and tier. \"int8\" and \"fp8\" mean "
            "\"8bit\". Full checkpoints (`save_full`) hold fp32 and load in any format. "
-           "Refused with LAMB, Muon, Adafactor and ScheduleFreeAdamW. Not in DeepSpeed, where "
-           "`bf16.bf16_optimizer_states` chooses bf16 for bf16 parameters.",
+           "Refused with LAMB, Muon, Apollo, Adafactor and ScheduleFreeAdamW. Not in DeepSpeed, "
+           "where `bf16.bf16_optimizer_states` chooses bf16 for bf16 parameters.",
        .option = "--optimizer-states",
        .cost = "An element of a state takes 4, 2, or 1 1/16 bytes. docs/precision.md says how near "
                "8 bits come to fp32.",
@@ -1012,7 +1012,7 @@ void add_program(All& all) {
   train.add("group_norms",
             {.sentence = "Write the gradient norm of each parameter group to log.jsonl",
              .details = "The order is: parameters with weight decay, then those without (biases "
-                        "and norms), then those that Muon leaves to AdamW.",
+                        "and norms), then those that Muon or Apollo leaves to AdamW.",
              .option = "--group-norms",
              .cost = "A pass over the gradients."},
             &Program::group_norms);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/data/mix.h"
+#include "zero/base/mix.h"
 
 namespace zero {
 namespace {

@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "zero/base/error.h"
-#include "zero/data/mix.h"
+#include "zero/base/mix.h"
 
 namespace zero {
 Permutation::Permutation(int64_t size, uint64_t seed, uint64_t epoch)

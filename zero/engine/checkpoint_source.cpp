@@ -181,6 +181,7 @@ class SliceReader final : public StateSource {
       std::sort(list.begin(), list.end(),
                 [](const Piece& a, const Piece& b) { return a.elements.begin < b.elements.begin; });
     }
+    factored_files_ = manifest_.factored_files();
     progress_ = make_progress();
   }
 
@@ -225,7 +226,8 @@ class SliceReader final : public StateSource {
   at::Tensor factored(int64_t parameter, std::string_view state) const override {
     const auto& from = theirs(parameter);
     if (from.factored.empty()) return {};
-    return file(0).read(slice_key(state, from.name));
+    const size_t place = places_[static_cast<size_t>(parameter)];
+    return file(factored_files_[place]).read(slice_key(state, from.name));
   }
 
   at::Tensor buffer(size_t index) const override {
@@ -302,6 +304,7 @@ class SliceReader final : public StateSource {
   int rank_;
   std::vector<size_t> places_;              // by parameter of the model
   std::vector<std::vector<Piece>> pieces_;  // by parameter of the checkpoint, in order
+  std::vector<size_t> factored_files_;      // by parameter of the checkpoint
   Progress progress_;
   mutable std::map<size_t, std::unique_ptr<SafetensorsReader>> open_;
 };
@@ -322,9 +325,15 @@ std::vector<std::string> files_needed(const StateParts& parts, const std::filesy
            at::round_up(owned.end - segment.offset, kBlock)});
     }
   }
-  const bool factored =
-      std::any_of(manifest.parameters.begin(), manifest.parameters.end(),
-                  [](const Manifest::Parameter& parameter) { return !parameter.factored.empty(); });
+  const auto factored_files = manifest.factored_files();
+  std::set<size_t> factored;
+  for (int64_t p = 0; p < parts.model.size(); ++p) {
+    const size_t place = places[static_cast<size_t>(p)];
+    const auto& states = parts.factored.of(p);
+    const bool here = !states.empty() && states.front().values.defined();
+    if (here && !manifest.parameters[place].factored.empty())
+      factored.insert(factored_files[place]);
+  }
   std::vector<std::string> names;
   for (const auto& file : manifest.files) {
     const auto is_needed = [&](const Manifest::Slice& slice) {
@@ -333,7 +342,8 @@ std::vector<std::string> files_needed(const StateParts& parts, const std::filesy
         return slice.begin < range.end && range.begin < slice.end;
       });
     };
-    if (&file == &manifest.file_of(rank) || (factored && &file == &manifest.files.front()) ||
+    if (&file == &manifest.file_of(rank) ||
+        factored.contains(static_cast<size_t>(&file - manifest.files.data())) ||
         std::any_of(file.slices.begin(), file.slices.end(), is_needed))
       names.push_back(file.name);
   }

@@ -175,19 +175,31 @@ void add_reductions(const PlannedStep& step, const UnitPlan& plan, const UnitMes
 }  // namespace
 
 PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
-                         const ModelShape& model, const Config& config,
-                         const partition::RankGrid& grid) {
+                         const ModelShape& model, const Config& config, const PlannedRanks& ranks) {
+  const auto& grid = ranks.grid;
   const auto sharded = sharded_states(config, grid.shards);
-  return {.layout = layout,
-          .units = units,
-          .grid = grid,
-          .sharded = sharded,
-          .timing = UpdateTiming::of(config, sharded),
-          .passes = config.layer_major_accumulation ? 1 : config.gradient_accumulation_steps,
-          .kept_on_hosts = config.hpz_partition_size > 1 && grid.shard_group().hosts > 1,
-          .feedback = config.quantised.feedback.has_value(),
-          .sweep_batches = batch_sweeps(layout, units, model, grid.shards,
-                                        sharded.optimizer && grid.shards > 1)};
+  const bool sliced = sharded.optimizer && grid.shards > 1;
+  PlannedStep step{
+      .layout = layout,
+      .units = units,
+      .grid = grid,
+      .sharded = sharded,
+      .timing = UpdateTiming::of(config, sharded),
+      .passes = config.layer_major_accumulation ? 1 : config.gradient_accumulation_steps,
+      .kept_on_hosts = config.hpz_partition_size > 1 && grid.shard_group().hosts > 1,
+      .feedback = config.quantised.feedback.has_value(),
+      .sweep_batches = batch_sweeps(layout, units, model, grid.shards, sliced)};
+  step.factored_owners = factored_owners(step.sweep_batches, model.parameters.size(), sliced);
+  const auto shard = static_cast<int>(grid.place(ranks.rank).shard);
+  for (int64_t u = 0; u < layout.unit_count(); ++u) {
+    auto& bytes = step.factored_bytes.emplace_back(0);
+    for (const auto& segment : layout.unit(u).segments) {
+      const int owner = step.factored_owners[static_cast<size_t>(segment.parameter)];
+      if (owner < 0 || owner == shard)
+        bytes += 4 * factored_numel(model.parameter(segment.parameter));
+    }
+  }
+  return step;
 }
 
 partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
@@ -221,7 +233,7 @@ partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
     sum.parameters += unit.parameters;
     sum.gradients += unit.gradients;
     sum.optimizer += unit.optimizer;
-    if (plan.factored_at() == tier) sum.optimizer += plan.factored_bytes;
+    if (plan.factored_at() == tier) sum.optimizer += step.factored_bytes[static_cast<size_t>(u)];
     sum.padding += unit.padding;
     if (step.kept_on_hosts && tier == Tier::device) {
       // Each rank has an equal share of the host's array. That includes the slices, except those

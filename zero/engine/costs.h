@@ -50,13 +50,16 @@ struct PlannedStep {
   bool in_place = false;
   /// The exchanges of updates in two sweeps.
   std::vector<SweepBatch> sweep_batches{};
+  /// By parameter, the rank that has its factored states: factored_owners.
+  std::vector<int> factored_owners{};
+  /// By unit, the bytes of the factored states that this rank has.
+  std::vector<int64_t> factored_bytes{};
 };
 
 /// Returns the step of `units`, which plan_units has made of the same model, configuration and
-/// grid. On a device parameters are gathered by copying (`in_place` is false).
+/// ranks. On a device parameters are gathered by copying (`in_place` is false).
 PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
-                         const ModelShape& model, const Config& config,
-                         const partition::RankGrid& grid);
+                         const ModelShape& model, const Config& config, const PlannedRanks& ranks);
 
 /// Returns the bytes of this rank's states on one tier, the device or the host, with padding. The
 /// ledger shows the same, byte for byte.

@@ -48,8 +48,7 @@ class ShardSource final : public StateSource {
       for (const auto state : cell_states(parts.table.plan(u)))
         states_->expect_tensor(cell_info(parts.table, u, state));
     }
-    for (const auto& [key, values] : factored_by_key(parts))
-      states_->expect_tensor(info_of(key, values));
+    for (const auto& info : factored_infos(parts)) states_->expect_tensor(info);
     for (size_t i = 0; i < buffers.size(); ++i)
       with_buffers_->expect_values(buffers_[i], buffers[i].second);
   }

@@ -215,8 +215,8 @@ class Engine {
   /// the same on every rank. Throws ConfigError if it is negative.
   void set_gradient_clipping(double norm);
   /// Sets the learning rate of parameter group `index` from the next update on. The parameters of a
-  /// Muon group that AdamW trains are a group of their own behind the given groups. Its learning
-  /// rate follows, at the same ratio, and may be set afterwards.
+  /// Muon or Apollo group that AdamW trains are a group of their own behind the given groups. Its
+  /// learning rate follows, at the same ratio, and may be set afterwards.
   void set_lr(double lr, size_t index = 0);
   double lr(size_t index = 0) const;
   /// Returns the hyper-parameters of parameter group `index`, with the learning rate in force.
@@ -225,7 +225,7 @@ class Engine {
   /// rate among them: for schedules of betas, momentum or weight decay. Must be the same on every
   /// rank. Throws ConfigError for a value that cannot be used, for another optimizer than the group
   /// has, and for one with other states (SGD without momentum for SGD with it); the group then
-  /// stays as it was. The parameters of a Muon group that AdamW trains follow.
+  /// stays as it was. The parameters of a Muon or Apollo group that AdamW trains follow.
   void set_optimizer(const Optimizer& optimizer, size_t index = 0);
   /// Does the same as `set_optimizer` with other betas. Throws ConfigError if the group's optimizer
   /// has none.
@@ -261,8 +261,7 @@ class Engine {
   /// tensor if no rank has one. Call it between backward and step.
   at::Tensor gradient(std::string_view name);
   /// Returns an optimizer state by a name of optim::state_names: "exp_avg", "momentum_buffer", ...
-  /// States that Adafactor factors are "row_var", whose last dimension is 1, and "col_var", whose
-  /// last but one is.
+  /// Those of optim::factored_states have a shape of their own.
   at::Tensor optimizer_state(std::string_view name, std::string_view state);
   /// Returns, by parameter in the order of parameter_names, 1 if some rank has had a gradient since
   /// the last step. Like `gradient`, it completes reductions under way.

@@ -39,7 +39,7 @@ class EnginePlan {
   }
   /// Returns the step of this engine as costs.h takes it, with gathers that send.
   PlannedStep step() const {
-    return planned_step(layout_, units_, model_.shape(), config_, placement_.planned().grid);
+    return planned_step(layout_, units_, model_.shape(), config_, placement_.planned());
   }
 
   /// Sets the largest norm of the mean gradient from the next step on.

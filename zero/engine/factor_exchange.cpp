@@ -72,16 +72,16 @@ at::Tensor FactorExchange::gathered(const Batch& batch, const at::Tensor& own,
   return merged;
 }
 
-void FactorExchange::exchange(size_t index, const std::vector<Turn>& turns,
+void FactorExchange::exchange(size_t index, const std::vector<int64_t>& steps,
+                              const std::function<Optimizer(int64_t parameter)>& in_force,
                               const std::vector<at::Tensor>& directions,
                               std::vector<optim::ParameterNorms>& norms) {
   const auto& batch = batches_[index];
   const auto for_each = [&](const auto& f) {
     for (const auto& matrix : batch.matrices) {
-      const auto& turn = turns[static_cast<size_t>(matrix.parameter)];
       const auto& factors = states_.factors(matrix.parameter);
       const bool empty = factors.rows() == 0 || factors.columns() == 0;
-      if (turn.step != 0 && !empty) f(matrix, factors, turn);
+      if (steps[static_cast<size_t>(matrix.parameter)] != 0 && !empty) f(matrix, factors);
     }
   };
   const auto values = [&](const Matrix& matrix) {
@@ -93,14 +93,14 @@ void FactorExchange::exchange(size_t index, const std::vector<Turn>& turns,
     return direction.mutable_data_ptr<float>() + (mine.begin - table_.plan(u).owned.begin);
   };
   auto exponents = at::zeros({batch.count}, at::TensorOptions(at::kByte));
-  for_each([&](const Matrix& matrix, const optim::Factors& factors, const Turn& /*turn*/) {
+  for_each([&](const Matrix& matrix, const optim::Factors& factors) {
     auto* rows = exponents.mutable_data_ptr<uint8_t>() + matrix.offset;
     optim::raise_exponents(factors, owned(matrix), values(matrix), rows, rows + factors.rows());
   });
   exponents = gathered<uint8_t>(batch, exponents, "exponents of rows and columns",
                                 [](uint8_t a, uint8_t b) { return std::max(a, b); });
   auto sums = at::zeros({batch.count}, at::TensorOptions(at::kDouble));
-  for_each([&](const Matrix& matrix, const optim::Factors& factors, const Turn& /*turn*/) {
+  for_each([&](const Matrix& matrix, const optim::Factors& factors) {
     const auto* largest = exponents.const_data_ptr<uint8_t>() + matrix.offset;
     auto* rows = sums.mutable_data_ptr<double>() + matrix.offset;
     optim::add_squares(factors, owned(matrix), values(matrix), largest, largest + factors.rows(),
@@ -109,15 +109,17 @@ void FactorExchange::exchange(size_t index, const std::vector<Turn>& turns,
   sums = gathered<double>(batch, sums, "squares of rows and columns",
                           [](double a, double b) { return a + b; });
   const auto made = at::empty({batch.count}, at::TensorOptions(at::kFloat));
-  for_each([&](const Matrix& matrix, const optim::Factors& factors, const Turn& turn) {
+  for_each([&](const Matrix& matrix, const optim::Factors& factors) {
+    const auto adafactor = std::get<Adafactor>(in_force(matrix.parameter));
+    const int64_t step = steps[static_cast<size_t>(matrix.parameter)];
     const auto* row_sums = sums.const_data_ptr<double>() + matrix.offset;
     auto* row_factors = made.mutable_data_ptr<float>() + matrix.offset;
     auto* column_factors = row_factors + factors.rows();
-    optim::update_moments(turn.optimizer, turn.step, factors, row_sums, row_sums + factors.rows(),
+    optim::update_moments(adafactor, step, factors, row_sums, row_sums + factors.rows(),
                           states_.rows(matrix.parameter).mutable_data_ptr<float>(),
                           states_.columns(matrix.parameter).mutable_data_ptr<float>(), row_factors,
                           column_factors);
-    optim::make_directions(turn.optimizer, factors, owned(matrix), row_factors, column_factors,
+    optim::make_directions(adafactor, factors, owned(matrix), row_factors, column_factors,
                            values(matrix), norms[static_cast<size_t>(matrix.parameter)].update);
   });
 }

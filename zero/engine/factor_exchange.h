@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -27,15 +28,13 @@ class FactorExchange {
   /// empty here.
   void add_batch(const SweepBatch& planned);
 
-  /// An update of a parameter under way.
-  struct Turn {
-    int64_t step = 0;  ///< 0: it has no update
-    Adafactor optimizer{};
-  };
   /// Computes the new rows and columns of a batch after its first sweeps. `directions` has, by
   /// unit, the gradients of the owned elements, and directions take their place; their squares are
-  /// added to `norms`. `turns` and `norms` are by parameter. Collective if the batch is sliced.
-  void exchange(size_t batch, const std::vector<Turn>& turns,
+  /// added to `norms`. `steps` has, by parameter, the number of the update, or 0 for a parameter
+  /// that has none; `norms` is by parameter too. `in_force` gives a parameter's optimizer.
+  /// Collective if the batch is sliced.
+  void exchange(size_t batch, const std::vector<int64_t>& steps,
+                const std::function<Optimizer(int64_t parameter)>& in_force,
                 const std::vector<at::Tensor>& directions,
                 std::vector<optim::ParameterNorms>& norms);
 

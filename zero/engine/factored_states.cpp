@@ -1,25 +1,36 @@
 #include "zero/engine/factored_states.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <utility>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
 
 #include "zero/base/host_memory.h"
 
 namespace zero {
 
 FactoredStates::FactoredStates(const EnginePlan& plan)
-    : entries_(static_cast<size_t>(plan.model().size())) {
+    : group_(*plan.placement().shards),
+      owners_(plan.step().factored_owners),
+      states_(static_cast<size_t>(plan.model().size())) {
   const auto& model = plan.model();
+  const auto is_here = [&](int64_t parameter) {
+    return everywhere(parameter) || owners_[static_cast<size_t>(parameter)] == group_.rank();
+  };
   const auto place = [&](int64_t parameter) -> size_t {
     const auto& unit = plan.units()[static_cast<size_t>(plan.layout().unit_of(parameter))];
     return unit.factored_at() == Tier::device ? 0 : 1;
   };
+  std::vector<std::vector<optim::FactoredState>> planned;
   std::array<int64_t, 2> numel{};
   for (int64_t p = 0; p < model.size(); ++p) {
-    auto factors = factors_of(model.shape_of(p));
-    if (!factors) continue;
-    numel[place(p)] += factors->rows() + factors->columns();
-    entries_[static_cast<size_t>(p)] = Entry{*std::move(factors), {}};
+    const auto shape = model.shape_of(p);
+    planned.push_back(factored_states_of(shape));
+    factors_.push_back(factors_of(shape));
+    for (const auto& state : planned.back()) {
+      if (is_here(p)) numel[place(p)] += c10::multiply_integers(state.sizes);
+    }
   }
   for (const size_t at : {0, 1}) {
     if (numel[at] == 0) {  // the matrices have no elements
@@ -31,22 +42,29 @@ FactoredStates::FactoredStates(const EnginePlan& plan)
   }
   std::array<int64_t, 2> taken{};
   for (int64_t p = 0; p < model.size(); ++p) {
-    auto& entry = entries_[static_cast<size_t>(p)];
-    if (!entry) continue;
     const auto at = place(p);
-    const std::array<int64_t, 2> counts{entry->factors.rows(), entry->factors.columns()};
-    for (const size_t side : {0, 1}) {
-      entry->values[side] = memory_[at].narrow(0, taken[at], counts[side]);
-      taken[at] += counts[side];
+    for (const auto& [name, sizes] : planned[static_cast<size_t>(p)]) {
+      auto& state = states_[static_cast<size_t>(p)].emplace_back(Named{name, sizes, {}});
+      if (!is_here(p)) continue;
+      const int64_t count = c10::multiply_integers(sizes);
+      state.values = memory_[at].narrow(0, taken[at], count).view(sizes);
+      taken[at] += count;
     }
   }
 }
 
-at::Tensor FactoredStates::find(int64_t parameter, std::string_view state) const {
-  if (!has(parameter)) return {};
-  if (state == kNames[0]) return rows(parameter).view(factors(parameter).row_shape());
-  if (state == kNames[1]) return columns(parameter).view(factors(parameter).column_shape());
-  return {};
+const FactoredStates::Named* FactoredStates::find(int64_t parameter, std::string_view state) const {
+  const auto& all = of(parameter);
+  const auto found = std::ranges::find(all, state, &Named::name);
+  return found == all.end() ? nullptr : &*found;
+}
+
+at::Tensor FactoredStates::read(int64_t parameter, const Named& state) const {
+  if (everywhere(parameter)) return state.values;
+  auto values = state.values.defined() ? state.values.clone()
+                                       : at::empty(state.sizes, at::TensorOptions(at::kFloat));
+  group_.broadcast(values, owners_[static_cast<size_t>(parameter)], state.name).wait();
+  return values;
 }
 
 void FactoredStates::clear() {

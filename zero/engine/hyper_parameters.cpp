@@ -53,9 +53,10 @@ void HyperParameters::set_lr(double lr, size_t index) {
   auto& changed = in_force(index);
   changed.lr = lr;
   if (const auto beside = model_.beside_matrices_of(index)) {
-    const auto& muon = std::get<Muon>(changed.optimizer);
-    in_force(*beside).lr =
-        muon.lr > 0 ? lr * optim::beside_matrices(muon).lr / muon.lr : muon.adam_lr.value_or(lr);
+    const double given = optim::lr(changed.optimizer);
+    const double of_beside = optim::beside_matrices(changed.optimizer)->lr;
+    const auto* own = optim::rate_beside_matrices(changed.optimizer);
+    in_force(*beside).lr = given > 0 ? lr * of_beside / given : own->value_or(lr);
   }
 }
 
@@ -63,8 +64,31 @@ Optimizer HyperParameters::optimizer(size_t index) const {
   auto with_rate = in_force(index).optimizer;
   std::visit([&](auto& each) { each.lr = lr(index); }, with_rate);
   if (const auto beside = model_.beside_matrices_of(index))
-    std::get<Muon>(with_rate).adam_lr = lr(*beside);
+    *optim::rate_beside_matrices(with_rate) = lr(*beside);
   return with_rate;
+}
+
+// Throws ConfigError if states of the group would have other shapes.
+void HyperParameters::check_same_shapes(const Optimizer& now, const Optimizer& before,
+                                        size_t index) const {
+  for (int64_t p = 0; p < model_.size(); ++p) {
+    if (model_.parameter_group_of()[static_cast<size_t>(p)] != index) continue;
+    auto shape = model_.shape_of(p);
+    const auto states = [&](const Optimizer& by) {
+      shape.optimizer = optim::suited(by, static_cast<int64_t>(shape.sizes.size()));
+      return factored_states_of(shape);
+    };
+    const auto kept = states(before);
+    const auto given = states(now);
+    const auto [had, has] = std::ranges::mismatch(kept, given);
+    if (had == kept.end()) continue;
+    throw ConfigError(fmt::format(
+        "Parameter group {} was given {} whose state {} of '{}' has the shape ({}), but it is "
+        "({}). "
+        "Hyper-parameters may change while training, but not the states. Construct a new Engine.",
+        index, optim::name(now), had->name, shape.name, fmt::join(has->sizes, ", "),
+        fmt::join(had->sizes, ", ")));
+  }
 }
 
 void HyperParameters::set_optimizer(const Optimizer& optimizer, size_t index) {
@@ -82,10 +106,10 @@ void HyperParameters::set_optimizer(const Optimizer& optimizer, size_t index) {
         index, described(changed.optimizer), described(optimizer)));
   }
   optim::check(optimizer);
+  check_same_shapes(optimizer, changed.optimizer, index);
   changed = OptimizerInForce(optimizer);
   if (const auto beside = model_.beside_matrices_of(index)) {
-    const Optimizer others = optim::beside_matrices(std::get<Muon>(optimizer));
-    in_force(*beside) = OptimizerInForce(others);
+    in_force(*beside) = OptimizerInForce(*optim::beside_matrices(optimizer));
   }
 }
 

@@ -18,8 +18,9 @@ struct OptimizerInForce {
   uint64_t hash;  ///< the hash of `optimizer`; each step compares it over ranks
 };
 
-/// A group of Muon has a twin for the parameters that are no matrices, which follows its settings.
-/// Functions that take the index of a group throw ConfigError if there is no such group.
+/// A group of Muon or Apollo has a twin for the parameters that are no hidden matrices, which
+/// follows its settings. Functions that take the index of a group throw ConfigError if there is no
+/// such group.
 class HyperParameters {
  public:
   /// Takes the groups of `model`, which outlives this.
@@ -42,6 +43,7 @@ class HyperParameters {
 
  private:
   size_t checked(size_t index) const;
+  void check_same_shapes(const Optimizer& now, const Optimizer& before, size_t index) const;
   OptimizerInForce& in_force(size_t index) { return groups_[checked(index)]; }
   const OptimizerInForce& in_force(size_t index) const { return groups_[checked(index)]; }
 

@@ -340,23 +340,23 @@ void Model::assign_groups(const std::vector<ParameterGroup>& groups) {
   part_from_matrices();
 }
 
-// Gives the parameters that Muon cannot train a group of their own, with the group's AdamW.
+// Gives the parameters that a group's optimizer does not train itself (Muon, Apollo) a group of
+// their own, with the group's AdamW.
 void Model::part_from_matrices() {
   const size_t given = optimizers_.size();
   beside_.resize(given);
   for (size_t g = 0; g < given; ++g) {
-    const auto* muon = std::get_if<Muon>(&optimizers_[g]);
-    if (muon == nullptr) continue;
-    const auto beside = optim::beside_matrices(*muon);
+    const auto beside = optim::beside_matrices(optimizers_[g]);
+    if (!beside) continue;
     const size_t others = optimizers_.size();
     for (size_t p = 0; p < parameters_.size(); ++p) {
-      if (parameter_group_of_[p] == g && !optim::is_hidden_matrix(names_[p], parameters_[p]))
+      if (parameter_group_of_[p] == g && !optim::is_hidden_matrix(names_[p], parameters_[p].dim()))
         parameter_group_of_[p] = others;
     }
     if (std::find(parameter_group_of_.begin(), parameter_group_of_.end(), others) !=
         parameter_group_of_.end()) {
       beside_[g] = others;
-      optimizers_.emplace_back(beside);
+      optimizers_.emplace_back(*beside);
     }
   }
 }

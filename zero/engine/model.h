@@ -100,7 +100,8 @@ class Model {
 
   /// Returns the optimizer of each parameter group.
   const std::vector<Optimizer>& optimizers() const { return optimizers_; }
-  /// Returns the group of those parameters of `group` that Muon cannot train, if there are any.
+  /// Returns the group of those parameters of `group` that its optimizer leaves to AdamW, if there
+  /// are any.
   std::optional<size_t> beside_matrices_of(size_t group) const {
     return group < beside_.size() ? beside_[group] : std::nullopt;
   }

@@ -10,6 +10,7 @@
 
 #include "zero/optim/factors.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/projection.h"
 
 namespace zero {
 
@@ -32,6 +33,12 @@ struct ParameterShape {
 /// Returns the matrices of a parameter whose optimizer keeps second moments by rows and columns;
 /// nothing for any other.
 std::optional<optim::Factors> factors_of(const ParameterShape& parameter);
+/// Returns how the optimizer of a parameter projects it; nothing if it does not.
+std::optional<optim::Projection> projection_of(const ParameterShape& parameter);
+/// Returns the states of a parameter that are not one number for each element.
+std::vector<optim::FactoredState> factored_states_of(const ParameterShape& parameter);
+/// Returns the number of their elements.
+int64_t factored_numel(const ParameterShape& parameter);
 
 struct ModelShape {
   /// Parameters in registration order, tied ones once.

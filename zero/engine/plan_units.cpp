@@ -130,10 +130,6 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
       const auto signs = optim::state_signs(first.optimizer);
       std::copy(signs.begin(), signs.end(), plan.moment_signs.begin());
     }
-    for (const auto& segment : layout.unit(u).segments) {
-      if (const auto factors = factors_of(model.parameter(segment.parameter)))
-        plan.factored_bytes += 4 * (factors->rows() + factors->columns());
-    }
     if (plan.split && plan.optimizer_at != Tier::disk && plan.optimizer_at != plan.parameters_at) {
       throw ConfigError(
           "bf16.split_master_weights needs each parameter and its optimizer states in the same "

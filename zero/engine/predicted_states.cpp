@@ -6,6 +6,7 @@
 
 #include "zero/engine/form.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero {
 
@@ -19,11 +20,11 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
   ranks = shard_ranks(config, ranks);
   const auto& optimizer = config.offload_optimizer;
   const int64_t dtype_bytes = config.parameter_bytes();
-  // A model for Muon has parameters that are no matrices, with AdamW's states. A model for
-  // Adafactor has parameters with a second moment of each element.
+  // A model for Muon or Apollo has parameters that are no hidden matrices, with AdamW's states. A
+  // model for Adafactor has parameters with a second moment of each element.
   const auto chosen = config.optimizer.value_or(Optimizer(AdamW{}));
   const bool most = bound == Bound::most;
-  const auto arrays = most && std::holds_alternative<Muon>(chosen) ? optim::kMostStates
+  const auto arrays = most && optim::beside_matrices(chosen) ? optim::kMostStates
                       : most ? optim::state_names(optim::suited(chosen, 1)).size()
                              : optim::state_names(chosen).size();
   const auto form = form_of(config, {}, config.parameter_dtype(), true, Tier::device);
@@ -61,15 +62,19 @@ partition::StateMemory predicted_states(const Config& config, int64_t parameters
 
 partition::StateMemory predicted_states(const Config& config, const StepSize& size) {
   auto states = predicted_states(config, size.parameters, size.ranks, Bound::most, size.frozen);
-  const auto* adafactor = config.optimizer ? std::get_if<Adafactor>(&*config.optimizer) : nullptr;
-  if (adafactor == nullptr || !adafactor->factored || size.matrix_elements == 0) return states;
+  const bool factored =
+      config.optimizer && !optim::factored_states(*config.optimizer, {1, 1}, {1, 1}).empty();
+  if (!factored || size.matrix_elements == 0) return states;
+  // The ranks that project matrices share their states; other factored states are on every rank.
+  const bool shared = config.stage > 0 && optim::reach(*config.optimizer) == optim::Reach::matrix;
+  const double bytes_of_factored =
+      4 * static_cast<double>(size.factored_numel) / (shared ? size.ranks : 1);
   // The states lie between those without second moments of elements and those with all of them.
   const double none =
       predicted_states(config, size.parameters, size.ranks, Bound::least, size.frozen).optimizer;
   const double share =
       1 - static_cast<double>(size.matrix_elements) / static_cast<double>(size.parameters);
-  states.optimizer =
-      none + (states.optimizer - none) * share + 4 * static_cast<double>(size.matrix_sides);
+  states.optimizer = none + (states.optimizer - none) * share + bytes_of_factored;
   return states;
 }
 
@@ -91,9 +96,9 @@ StepSize step_size(const ModelShape& model, int ranks, int64_t element_bytes) {
     const auto numel = packed ? at::ceil_div(parameter.numel(), element_bytes) : parameter.numel();
     size.parameters += numel;
     size.largest_parameter = std::max(size.largest_parameter, numel);
-    if (const auto factors = factors_of(parameter)) {
+    if (const int64_t factored = factored_numel(parameter); factored > 0) {
       size.matrix_elements += numel;
-      size.matrix_sides += factors->rows() + factors->columns();
+      size.factored_numel += factored;
     }
   }
   return size;

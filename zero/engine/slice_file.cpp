@@ -29,12 +29,19 @@ SliceFile::SliceFile(const StateParts& parts, int rank, int ranks, Contents cont
     : parts_(parts) {
   entry_.name = shard_name(rank, ranks);
   if (contents.owned) add_slices(contents.in_force);
-  for (int64_t p = 0; p < parts.model.size() && rank == 0; ++p) {
-    if (!parts.factored.has(p)) continue;
-    for (const auto name : FactoredStates::kNames)
-      add(slice_key(name, parts.model.name(p)), parts.factored.find(p, name));
-  }
+  for (int64_t p = 0; p < parts.model.size(); ++p) add_factored(p, rank, contents.owned);
   for (const auto& [name, buffer] : parts.model.plain_buffers()) add(buffer_key(name), buffer);
+}
+
+// Adds a parameter's factored states, if it is this rank that saves them.
+void SliceFile::add_factored(int64_t parameter, int rank, bool owned) {
+  const auto& states = parts_.factored.of(parameter);
+  if (states.empty() || !states.front().values.defined()) return;
+  const bool everywhere = parts_.factored.everywhere(parameter);
+  if (everywhere ? rank != 0 : !owned) return;
+  for (const auto& state : states)
+    add(slice_key(state.name, parts_.model.name(parameter)), state.values);
+  if (!everywhere) entry_.factored.push_back(parameter);
 }
 
 void SliceFile::create(const std::filesystem::path& folder) {

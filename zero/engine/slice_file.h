@@ -36,7 +36,8 @@ class SliceFile {
     bool in_force = false;
   };
 
-  /// Lists the pieces. The first rank has the factored states. `parts` outlive this.
+  /// Lists the pieces. The first rank saves factored states that every rank has. `parts` outlive
+  /// this.
   SliceFile(const StateParts& parts, int rank, int ranks, Contents contents);
 
   /// Creates the file in `folder`, writes its header, and brings the pieces into their order there.
@@ -54,6 +55,7 @@ class SliceFile {
 
  private:
   void add_slices(bool in_force);
+  void add_factored(int64_t parameter, int rank, bool owned);
   void add(std::string key, at::ScalarType dtype, std::vector<int64_t> shape, Piece piece);
   void add(std::string key, const at::Tensor& whole);
 

@@ -87,12 +87,11 @@ TensorInfo info_of(const std::string& key, const at::Tensor& tensor) {
   return {key, tensor.scalar_type(), tensor.sizes().vec()};
 }
 
-std::vector<std::pair<std::string, at::Tensor>> factored_by_key(const StateParts& parts) {
-  std::vector<std::pair<std::string, at::Tensor>> all;
+std::vector<TensorInfo> factored_infos(const StateParts& parts) {
+  std::vector<TensorInfo> all;
   for (int64_t p = 0; p < parts.model.size(); ++p) {
-    if (!parts.factored.has(p)) continue;
-    for (const auto name : FactoredStates::kNames)
-      all.emplace_back(state_key(name, parts.model.name(p)), parts.factored.find(p, name));
+    for (const auto& state : parts.factored.of(p))
+      all.push_back({state_key(state.name, parts.model.name(p)), at::kFloat, state.sizes});
   }
   return all;
 }

@@ -75,8 +75,8 @@ std::string buffer_key(std::string_view buffer);
 std::vector<State> cell_states(const UnitPlan& plan);
 /// Returns the entry for such a tensor in the header of a file.
 TensorInfo info_of(const std::string& key, const at::Tensor& tensor);
-/// Returns the factored states by key.
-std::vector<std::pair<std::string, at::Tensor>> factored_by_key(const StateParts& parts);
+/// Returns the entries of all factored states in the header of a file of whole tensors.
+std::vector<TensorInfo> factored_infos(const StateParts& parts);
 
 /// A safetensors file, and its checks against a model. Each throws CheckpointError, naming the file
 /// and both sides.

@@ -40,10 +40,8 @@ Manifest describe(const StateParts& parts, const Progress& progress, bool in_for
     }
     if (in_force && plan.trainable)
       parameter.states.push_back({kInForce, format_of(plan, State::parameters)});
-    if (factored.has(p)) {
-      for (const auto name : FactoredStates::kNames)
-        parameter.factored.emplace_back(name, factored.find(p, name).sizes().vec());
-    }
+    for (const auto& state : factored.of(p))
+      parameter.factored.emplace_back(state.name, state.sizes);
     manifest.parameters.push_back(std::move(parameter));
   }
   for (const auto& [name, buffer] : model.plain_buffers())
@@ -66,14 +64,6 @@ std::string tensor_key(const StateParts& parts, State state, int64_t parameter) 
   return state < State::first_moment ? name : state_key(parts.table.name(u, state), name);
 }
 
-// The tensors that are no cells.
-std::vector<std::pair<std::string, at::Tensor>> others_of(const StateParts& parts) {
-  auto others = factored_by_key(parts);
-  for (const auto& [name, buffer] : parts.model.plain_buffers())
-    others.emplace_back(buffer_key(name), buffer);
-  return others;
-}
-
 }  // namespace
 
 void save_tensors(const StateParts& parts, const Progress& progress, comm::Group& group,
@@ -83,7 +73,6 @@ void save_tensors(const StateParts& parts, const Progress& progress, comm::Group
   const auto& model = parts.model;
   constexpr const char* kLabel = "Engine::save_full";
   std::unique_ptr<SafetensorsWriter> file;  // on rank 0 only
-  const auto others = others_of(parts);
   comm::agree<CheckpointError>(group, kLabel, [&] {
     if (group.rank() != 0) return;
     std::vector<TensorInfo> infos;
@@ -92,7 +81,9 @@ void save_tensors(const StateParts& parts, const Progress& progress, comm::Group
         infos.push_back(
             {tensor_key(parts, state, p), at::kFloat, model.parameter(p).sizes().vec()});
     }
-    for (const auto& [key, values] : others) infos.push_back(info_of(key, values));
+    for (const auto& info : factored_infos(parts)) infos.push_back(info);
+    for (const auto& [name, buffer] : model.plain_buffers())
+      infos.push_back(info_of(buffer_key(name), buffer));
     file = std::make_unique<SafetensorsWriter>(path, infos, header(parts, progress));
   });
   // Rank 0 may fail to write in the middle. It still takes part in the gathers, and all ranks learn
@@ -118,9 +109,16 @@ void save_tensors(const StateParts& parts, const Progress& progress, comm::Group
       });
     }
   }
+  for (int64_t p = 0; p < model.size(); ++p) {
+    for (const auto& state : parts.factored.of(p)) {
+      const auto values = parts.factored.read(p, state);
+      attempt([&] { file->write(state_key(state.name, model.name(p)), values); });
+    }
+  }
   comm::agree<CheckpointError>(group, kLabel, [&] {
     attempt([&] {
-      for (const auto& [key, values] : others) file->write(key, values);
+      for (const auto& [name, buffer] : model.plain_buffers())
+        file->write(buffer_key(name), buffer);
       file->commit();
     });
     if (!failure.empty()) throw CheckpointError(failure);

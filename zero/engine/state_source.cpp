@@ -59,8 +59,7 @@ class TensorSource final : public StateSource {
       for (const auto state : parts_.table.plan(parts_.layout.unit_of(p)).moments)
         file_.expect_tensor({state_key(state, name), at::kFloat, shape});
     }
-    for (const auto& [key, values] : factored_by_key(parts_))
-      file_.expect_tensor(info_of(key, values));
+    for (const auto& info : factored_infos(parts_)) file_.expect_tensor(info);
     for (const auto& [name, buffer] : parts_.model.plain_buffers()) {
       buffers_.push_back(buffer_key(name));
       file_.expect_values(buffers_.back(), buffer);
@@ -127,9 +126,8 @@ void restore(const StateParts& parts, const StateSource& source, bool delayed) {
     for (size_t m = 0; m < plan.moments.size(); ++m) put(moment(static_cast<int64_t>(m)));
   }
   for (int64_t p = 0; p < model.size(); ++p) {
-    if (!factored.has(p)) continue;
-    for (const auto name : FactoredStates::kNames) {
-      const auto values = factored.find(p, name);
+    for (const auto& [name, sizes, values] : factored.of(p)) {
+      if (!values.defined()) continue;  // another rank has it
       if (const auto saved = source.factored(p, name); saved.defined()) {
         values.copy_(saved);
       } else {

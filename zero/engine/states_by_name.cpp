@@ -51,12 +51,11 @@ Asked trainable(const EnginePlan& plan, std::string_view name, std::string_view 
                   name, what));
 }
 
-void check_shape(const at::Tensor& value, const at::Tensor& like, std::string_view name) {
-  if (value.defined() && value.sizes() == like.sizes()) return;
-  throw ConfigError(
-      fmt::format("Parameter '{}' has shape ({}), but the given value has ({}).", name,
-                  fmt::join(like.sizes(), ", "),
-                  value.defined() ? fmt::format("{}", fmt::join(value.sizes(), ", ")) : "none"));
+void check_shape(const at::Tensor& value, c10::IntArrayRef wanted, std::string_view name) {
+  if (value.defined() && value.sizes() == wanted) return;
+  throw ConfigError(fmt::format(
+      "Parameter '{}' has shape ({}), but the given value has ({}).", name, fmt::join(wanted, ", "),
+      value.defined() ? fmt::format("{}", fmt::join(value.sizes(), ", ")) : "none"));
 }
 
 // Throws ConfigError, naming the states that there are, if the table has no state of that name.
@@ -65,8 +64,7 @@ State state_of(const Flows& flows, const Asked& asked, std::string_view name,
   if (const auto found = flows.table().find(asked.unit, state)) return *found;
   std::vector<std::string> known;
   for (const auto& entry : flows.table().names(asked.unit)) known.emplace_back(entry);
-  if (flows.factored().has(asked.index))
-    known.insert(known.end(), FactoredStates::kNames.begin(), FactoredStates::kNames.end());
+  for (const auto& factored : flows.factored().of(asked.index)) known.emplace_back(factored.name);
   throw ConfigError(fmt::format("Parameter '{}' has no optimizer state '{}'; it has {}.{}", name,
                                 state, fmt::join(known, ", "), did_you_mean(state, known)));
 }
@@ -90,7 +88,7 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
   const Asked asked(impl.plan, name);
   impl.changes.check_trains("Engine::set_parameter");
   check_given(group(), "Engine::set_parameter", name, value);
-  check_shape(value, asked.like, name);
+  check_shape(value, asked.like.sizes(), name);
   const auto values = flattened(value, asked.like, at::kFloat);
   const auto write = [&] {
     impl.flows.table().write_parameter(asked.index, values);
@@ -134,7 +132,7 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
     impl.flows.reduce().drop(asked.index);
     return;
   }
-  check_shape(value, asked.like, name);
+  check_shape(value, asked.like.sizes(), name);
   impl.flows.reduce().set(asked.index,
                           flattened(value, asked.like, at::kFloat) / impl.progress.mean_scale());
 }
@@ -145,8 +143,9 @@ at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state
   const auto asked = trainable(impl.plan, name, "optimizer state");
   impl.changes.check_between_steps("Engine::optimizer_state");
   impl.changes.complete_update("Engine::optimizer_state");
-  if (const auto factored = impl.flows.factored().find(asked.index, state); factored.defined())
-    return factored.clone();
+  const auto& factored = impl.flows.factored();
+  if (const auto* found = factored.find(asked.index, state))
+    return factored.read(asked.index, *found).clone();
   const auto& table = impl.flows.table();
   return asked.picked(table, table.read(asked.unit, state_of(impl.flows, asked, name, state)));
 }
@@ -162,12 +161,12 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
   const auto asked = trainable(impl.plan, name, "optimizer state");
   impl.changes.check_trains("Engine::set_optimizer_state");
   check_given(group(), fmt::format("Engine::set_optimizer_state {}", state), name, value);
-  const auto factored = impl.flows.factored().find(asked.index, state);
-  check_shape(value, factored.defined() ? factored : asked.like, name);
+  const auto* factored = impl.flows.factored().find(asked.index, state);
+  check_shape(value, factored ? c10::IntArrayRef(factored->sizes) : asked.like.sizes(), name);
   impl.changes.check_between_steps("Engine::set_optimizer_state");
   impl.changes.complete_update("Engine::set_optimizer_state");
-  if (factored.defined()) {
-    factored.copy_(value);
+  if (factored) {
+    if (factored->values.defined()) factored->values.copy_(value);
     return;
   }
   impl.flows.table().write_owned(asked.index, state_of(impl.flows, asked, name, state),

@@ -74,15 +74,17 @@ class Batcher {
     for (const int64_t u : batch.units) {
       for (const auto& segment : layout_.unit(u).segments) {
         const auto& shape = model_.parameter(segment.parameter);
-        SweepBatch::Matrix matrix{
-            .parameter = segment.parameter, .rows = shape.sizes[0], .columns = shape.sizes[1]};
+        SweepBatch::Matrix matrix{.parameter = segment.parameter,
+                                  .rows = shape.sizes[0],
+                                  .columns = shape.sizes[1],
+                                  .projection = projection_of(shape)};
         if (!shape.is_contiguous()) std::swap(matrix.rows, matrix.columns);
         batch.matrices.push_back(matrix);
       }
     }
     const auto cost = [](const SweepBatch::Matrix& m) {
       return static_cast<double>(m.rows) * static_cast<double>(m.columns) *
-             static_cast<double>(std::min(m.rows, m.columns));
+             static_cast<double>(m.projection ? m.projection->rank : std::min(m.rows, m.columns));
     };
     std::stable_sort(batch.matrices.begin(), batch.matrices.end(),
                      [&](const auto& a, const auto& b) { return cost(a) > cost(b); });
@@ -94,7 +96,7 @@ class Batcher {
       matrix.owner = static_cast<int>(least);
       matrix.offset = sent[least];
       work[least] += cost(matrix);
-      sent[least] += matrix.rows * matrix.columns;
+      sent[least] += matrix.found();
       batch.sent_by_owner = std::max(batch.sent_by_owner, sent[least]);
     }
   }
@@ -163,6 +165,17 @@ std::vector<SweepBatch> batch_sweeps(const partition::Layout& layout,
                                      const std::vector<UnitPlan>& units, const ModelShape& model,
                                      int64_t ranks, bool sliced) {
   return Batcher(layout, units, model, ranks, sliced).batches();
+}
+
+std::vector<int> factored_owners(const std::vector<SweepBatch>& batches, size_t parameters,
+                                 bool sliced) {
+  std::vector<int> owners(parameters, -1);
+  for (const auto& batch : batches) {
+    for (const auto& matrix : batch.matrices) {
+      if (sliced && matrix.projection) owners[static_cast<size_t>(matrix.parameter)] = matrix.owner;
+    }
+  }
+  return owners;
 }
 
 }  // namespace zero

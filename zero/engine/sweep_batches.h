@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "zero/engine/model_shape.h"
@@ -14,13 +15,17 @@ namespace zero {
 
 /// Units whose first sweeps come before one exchange. All of them have the same reach.
 struct SweepBatch {
-  /// A matrix that one rank makes orthogonal.
+  /// A matrix that one rank makes orthogonal, or projects.
   struct Matrix {
     int64_t parameter = 0;
     int64_t rows = 0;  ///< in the storage's order
     int64_t columns = 0;
-    int owner = 0;
+    std::optional<optim::Projection> projection{};
+    int owner = 0;       ///< the rank; of no meaning without slices
     int64_t offset = 0;  ///< in the owner's message, in elements
+    /// Returns the elements that its owner finds out for the other ranks: a projected matrix has a
+    /// factor for each channel.
+    int64_t found() const { return projection ? projection->channels : rows * columns; }
   };
 
   optim::Reach reach = optim::Reach::parameter;
@@ -41,5 +46,10 @@ struct SweepBatch {
 std::vector<SweepBatch> batch_sweeps(const partition::Layout& layout,
                                      const std::vector<UnitPlan>& units, const ModelShape& model,
                                      int64_t ranks, bool sliced);
+
+/// Returns, by parameter, the only rank that has its factored states, or -1 if every rank has them:
+/// Note [Factored states] in factored_states.h.
+std::vector<int> factored_owners(const std::vector<SweepBatch>& batches, size_t parameters,
+                                 bool sliced);
 
 }  // namespace zero

@@ -17,12 +17,14 @@ TwoSweeps::TwoSweeps(const EnginePlan& plan, const StateTable& table, FactoredSt
                      std::function<Optimizer(int64_t parameter)> in_force)
     : layout_(plan.layout()),
       table_(table),
+      factored_(factored),
       model_(plan.model()),
       in_force_(std::move(in_force)),
       group_(table.group()),
       sliced_(plan.placement().sharded.optimizer && group_.size() > 1),
       batches_(plan.step().sweep_batches),
       factors_(table, factored),
+      steps_(static_cast<size_t>(model_.size()), 0),
       ratio_(static_cast<size_t>(model_.size()), 1.0),
       directions_(static_cast<size_t>(layout_.unit_count())) {
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
@@ -32,7 +34,6 @@ TwoSweeps::TwoSweeps(const EnginePlan& plan, const StateTable& table, FactoredSt
   for (const auto& batch : batches_) {
     factors_.add_batch(batch);
     if (batch.reach != Reach::matrix) norms_.resize(ratio_.size());
-    if (batch.reach == Reach::factors) turns_.resize(ratio_.size());
   }
 }
 
@@ -42,17 +43,11 @@ void TwoSweeps::begin(int64_t unit) {
     directions_[static_cast<size_t>(unit)] =
         at::zeros({table_.plan(unit).owned.size()}, at::TensorOptions(at::kFloat));
   }
-  if (reach(unit) == Reach::matrix) return;
   for (const auto& segment : layout_.unit(unit).segments) {
     const auto p = static_cast<size_t>(segment.parameter);
-    norms_[p] = {};
-    if (!turns_.empty()) turns_[p] = {};
+    steps_[p] = 0;
+    if (!norms_.empty()) norms_[p] = {};
   }
-}
-
-void TwoSweeps::begin(int64_t parameter, const Optimizer& optimizer, int64_t step) {
-  if (const auto* adafactor = std::get_if<Adafactor>(&optimizer); adafactor && !turns_.empty())
-    turns_[static_cast<size_t>(parameter)] = {step, *adafactor};
 }
 
 optim::Findings TwoSweeps::findings(int64_t unit, int64_t begin) const {
@@ -80,7 +75,8 @@ void TwoSweeps::exchange(size_t index) {
     exchange_matrices(batch);
     return;
   }
-  if (batch.reach == Reach::factors) factors_.exchange(index, turns_, directions_, norms_);
+  if (batch.reach == Reach::factors)
+    factors_.exchange(index, steps_, in_force_, directions_, norms_);
   exchange_norms(batch.shared);
   for (const int64_t u : batch.units) {
     for (const auto& segment : layout_.unit(u).segments) {
@@ -106,23 +102,52 @@ at::Tensor TwoSweeps::matrix_of(const at::Tensor& unit, const SweepBatch::Matrix
   return unit.narrow(0, segment.offset, segment.numel).view({matrix.rows, matrix.columns});
 }
 
+// Returns what its owner finds out about a whole matrix of directions, 1-D: Muon's orthogonal ones,
+// which take the place of `values`, or Apollo's factors, whose states move on.
+at::Tensor TwoSweeps::found_in(const SweepBatch::Matrix& matrix, const at::Tensor& values) const {
+  const auto optimizer = in_force_(matrix.parameter);
+  if (const auto* muon = std::get_if<Muon>(&optimizer)) {
+    optim::orthogonalise(values, muon->ns_steps);
+    return values.view({-1});
+  }
+  const int64_t step = steps_[static_cast<size_t>(matrix.parameter)];
+  if (step == 0 || !matrix.projection)  // it has no update, or no elements
+    return at::zeros({matrix.found()}, values.options());
+  const auto state = [&](size_t i) {
+    return factored_.of(matrix.parameter)[i].values.mutable_data_ptr<float>();
+  };
+  return optim::channel_factors(std::get<Apollo>(optimizer), model_.name(matrix.parameter), step,
+                                *matrix.projection, values, {state(0), state(1), state(2)});
+}
+
+// Makes the direction of this rank's part of a matrix, and the matrix's ratio.
+void TwoSweeps::make_direction(const SweepBatch::Matrix& matrix, const at::Tensor& found) {
+  const auto& segment = layout_.segment_of(matrix.parameter);
+  const int64_t u = layout_.unit_of(matrix.parameter);
+  const auto& owned = table_.plan(u).owned;
+  const auto part = intersect(segment.range(), owned);
+  const auto& parameter = model_.parameter(matrix.parameter);
+  ratio_[static_cast<size_t>(matrix.parameter)] =
+      matrix.projection ? 1 : optim::ratio(parameter.size(0), parameter.size(1));
+  if (part.empty()) return;
+  const auto direction =
+      directions_[static_cast<size_t>(u)].narrow(0, part.begin - owned.begin, part.size());
+  const optim::Interval mine{part.begin - segment.offset, part.end - segment.offset};
+  if (matrix.projection) {
+    optim::scale_channels(*matrix.projection, mine, found.const_data_ptr<float>(),
+                          direction.mutable_data_ptr<float>());
+  } else if (sliced_) {  // else the matrix is in its place already
+    direction.copy_(found.narrow(0, mine.begin, mine.size()));
+  }
+}
+
 void TwoSweeps::exchange_matrices(const SweepBatch& batch) {
   const auto unit_of = [&](const SweepBatch::Matrix& matrix) {
     return static_cast<size_t>(layout_.unit_of(matrix.parameter));
   };
-  const auto make_orthogonal = [&](const at::Tensor& unit, const SweepBatch::Matrix& matrix) {
-    const auto optimizer = in_force_(matrix.parameter);
-    const auto values = matrix_of(unit, matrix);
-    optim::orthogonalise(values, std::get<Muon>(optimizer).ns_steps);
-    return values;
-  };
-  for (const auto& matrix : batch.matrices) {
-    const auto& parameter = model_.parameter(matrix.parameter);
-    ratio_[static_cast<size_t>(matrix.parameter)] =
-        optim::ratio(parameter.size(0), parameter.size(1));
-  }
   if (!sliced_) {
-    for (const auto& matrix : batch.matrices) make_orthogonal(directions_[unit_of(matrix)], matrix);
+    for (const auto& matrix : batch.matrices)
+      make_direction(matrix, found_in(matrix, matrix_of(directions_[unit_of(matrix)], matrix)));
     return;
   }
   std::vector<at::Tensor> whole(directions_.size());
@@ -138,21 +163,14 @@ void TwoSweeps::exchange_matrices(const SweepBatch& batch) {
   auto all = at::empty({group_.size() * batch.sent_by_owner}, mine.options());
   for (const auto& matrix : batch.matrices) {
     if (matrix.owner != group_.rank()) continue;
-    const auto values = make_orthogonal(whole[unit_of(matrix)], matrix);
-    mine.narrow(0, matrix.offset, values.numel()).copy_(values.view({-1}));
+    mine.narrow(0, matrix.offset, matrix.found())
+        .copy_(found_in(matrix, matrix_of(whole[unit_of(matrix)], matrix)));
   }
   whole.clear();
-  group_.all_gather(all, mine, "orthogonal directions").wait();
+  group_.all_gather(all, mine, "findings about matrices").wait();
   for (const auto& matrix : batch.matrices) {
-    const auto& segment = layout_.segment_of(matrix.parameter);
-    const auto& owned = table_.plan(layout_.unit_of(matrix.parameter)).owned;
-    const auto part = intersect(segment.range(), owned);
-    if (part.empty()) continue;
-    directions_[unit_of(matrix)]
-        .narrow(0, part.begin - owned.begin, part.size())
-        .copy_(all.narrow(
-            0, matrix.owner * batch.sent_by_owner + matrix.offset + part.begin - segment.offset,
-            part.size()));
+    const int64_t begin = matrix.owner * batch.sent_by_owner + matrix.offset;
+    make_direction(matrix, all.narrow(0, begin, matrix.found()));
   }
 }
 

@@ -5,11 +5,13 @@
 // LAMB needs the norms of parameters. The ranks add up those of parameters in several slices, as
 // exact sums, in one all-gather a step; the others concern only the owner of their slice. Adafactor
 // needs sums of rows and columns (factor_exchange.h), then norms in the same way, for batches of
-// units. Muon needs whole matrices, in batches of about as many matrices as ranks. The ranks gather
-// the directions of all slices. Each matrix is made orthogonal by one rank, and the matrices are
-// dealt out by cost. Then the ranks gather the results, and each takes its slice. If states are
-// replicated, every rank does all of it. The thread that trains makes these calls in one order on
-// all ranks, whatever the schedule of updates: a first sweep ends before `step` does.
+// units. Muon and Apollo need whole matrices, in batches of about as many matrices as ranks. The
+// ranks gather the directions of all slices. Each matrix is made orthogonal, or projected, by one
+// rank, and the matrices are dealt out by cost. Then the ranks gather the results. Each takes its
+// slice of an orthogonal matrix, or multiplies its slice of the gradient by the factors of
+// channels. If states are replicated, every rank does all of it. The thread that trains makes these
+// calls in one order on all ranks, whatever the schedule of updates: a first sweep ends before
+// `step` does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,7 +46,7 @@ class TwoSweeps {
   /// The first sweep of a unit begins. Calls for its parameters follow, each with its update's
   /// number `step`.
   void begin(int64_t unit);
-  void begin(int64_t parameter, const Optimizer& optimizer, int64_t step);
+  void begin(int64_t parameter, int64_t step) { steps_[static_cast<size_t>(parameter)] = step; }
   /// Returns the places for the findings of a first sweep about owned elements from `begin` on. The
   /// sweep then gives its findings on a parameter to `add`, which several threads may call at once.
   optim::Findings findings(int64_t unit, int64_t begin) const;
@@ -65,9 +67,12 @@ class TwoSweeps {
   void exchange_norms(const std::vector<int64_t>& shared);
   void exchange_matrices(const SweepBatch& batch);
   at::Tensor matrix_of(const at::Tensor& unit, const SweepBatch::Matrix& matrix) const;
+  at::Tensor found_in(const SweepBatch::Matrix& matrix, const at::Tensor& values) const;
+  void make_direction(const SweepBatch::Matrix& matrix, const at::Tensor& found);
 
   const partition::Layout& layout_;
   const StateTable& table_;
+  const FactoredStates& factored_;
   const Model& model_;
   std::function<Optimizer(int64_t parameter)> in_force_;
   comm::Group& group_;                    // the ranks that shard
@@ -75,7 +80,7 @@ class TwoSweeps {
   std::vector<uint8_t> keeps_direction_;  // by unit
   std::vector<SweepBatch> batches_;
   FactorExchange factors_;
-  std::vector<FactorExchange::Turn> turns_;   // by parameter; empty without need
+  std::vector<int64_t> steps_;                // by parameter; 0: it has no update
   std::vector<optim::ParameterNorms> norms_;  // by parameter; empty without need
   std::vector<double> ratio_;                 // by parameter
   std::vector<at::Tensor> directions_;        // by unit, owned elements

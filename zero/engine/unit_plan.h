@@ -34,9 +34,6 @@ struct UnitPlan : Form {
   /// Names of the optimizer's states; none if the unit is not trainable.
   std::vector<std::string_view> moments;
   std::array<optim::Sign, kStates> moment_signs{};  ///< signs of their values
-  /// Bytes of factored states, which every rank has whole: Note [Factored states].
-  int64_t factored_bytes = 0;
-
   Tier factored_at() const { return optimizer_at == Tier::device ? Tier::device : Tier::host; }
   Tier tier(State state) const {
     return state == State::parameters  ? parameters_at

@@ -167,8 +167,7 @@ void UpdateFlow::first_sweep(int64_t unit, const at::Tensor& gradient, double gr
   sweeps_.begin(unit);
   for (const auto& segment : layout_.unit(unit).segments) {
     const auto p = static_cast<size_t>(segment.parameter);
-    if (present[p] != 0)
-      sweeps_.begin(segment.parameter, in_force_[parameter_group_of_[p]].optimizer, steps_[p]);
+    if (present[p] != 0) sweeps_.begin(segment.parameter, steps_[p]);
   }
   const auto runs = this->runs(unit, present);
   if (runs.empty()) return;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "zero/optim/algorithm.h"
+#include "zero/optim/factors.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "zero/optim/adafactor.cpp"
@@ -191,6 +192,13 @@ void exact(const Adafactor& optimizer, Moment moment, const ExactOperands& opera
       {.numel = operands.numel, .weights = operands.weights, .gradient = direction.data()});
 }
 
+std::vector<FactoredState> rows_and_columns(const Adafactor& optimizer, c10::IntArrayRef sizes,
+                                            c10::IntArrayRef strides) {
+  if (!optimizer.factored) return {};
+  const Factors factors(sizes, strides);
+  return {{"row_var", factors.row_shape()}, {"col_var", factors.column_shape()}};
+}
+
 }  // namespace
 
 }  // namespace optim
@@ -217,6 +225,7 @@ const optim::Algorithm<Adafactor>& Adafactor::algorithm() {
           },
       .reach = optim::Reach::parameter,
       .is_factored = [](const Adafactor& o) { return o.factored; },
+      .factored_states = &optim::rows_and_columns,
       .keeps_direction = true,
       .first_sweep = &optim::first,
       .first_sweep_reference = &optim::first_reference,

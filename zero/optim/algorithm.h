@@ -52,6 +52,12 @@ struct Algorithm {
   Reach reach = Reach::element;
   /// Returns whether the reach is Reach::factors for these values. Null means never.
   bool (*is_factored)(const T&) = nullptr;
+  /// Does what optim::factored_states does. Null means that there are none.
+  std::vector<FactoredState> (*factored_states)(const T&, c10::IntArrayRef sizes,
+                                                c10::IntArrayRef strides) = nullptr;
+  /// Returns the AdamW for what the optimizer does not train; it takes hidden matrices alone (see
+  /// optim::beside_matrices). Null means that it trains everything.
+  AdamW (*beside_matrices)(const T&) = nullptr;
   /// If true, the second sweep needs the directions of the first sweep (Reach::parameter).
   bool keeps_direction = false;
   /// The first sweep over elements [begin, end). It leaves the weights as they are. Null if the

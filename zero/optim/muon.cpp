@@ -3,6 +3,7 @@
 // newton_schulz.cpp does the work between them.
 
 #include "zero/optim/algorithm.h"
+#include "zero/optim/matrix_step.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "zero/optim/muon.cpp"
@@ -33,22 +34,6 @@ struct MuonDirection {
   }
 };
 
-/// Makes the second sweep. The gradient is here the orthogonal direction.
-template <class Number>
-struct MuonStep {
-  Number decay;  ///< factor of the weights, 1 - lr * weight_decay
-  Number coefficient;
-
-  MuonStep(const Muon& o, Moment moment)
-      : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
-        coefficient(static_cast<Number>(-moment.lr * moment.ratio)) {}
-
-  void apply(Number& p, Number g, std::array<Number, kMostStates>& /*state*/) const {
-    p *= decay;
-    p += coefficient * g;
-  }
-};
-
 }  // namespace zero::optim
 #endif
 
@@ -66,9 +51,10 @@ struct MuonDirectionRule {
   }
 };
 
-struct MuonRule {
+struct MatrixRule {
   template <class D, class V>
-  static HWY_INLINE void apply(D d, const MuonStep<float>& s, V& p, V g, V& /*none*/, V& /*none*/) {
+  static HWY_INLINE void apply(D d, const MatrixStep<float>& s, V& p, V g, V& /*none*/,
+                               V& /*none*/) {
     p = hn::Mul(p, hn::Set(d, s.decay));
     p = hn::Add(p, hn::Mul(hn::Set(d, s.coefficient), g));
   }
@@ -79,9 +65,9 @@ void muon_first(const MuonDirection<float>& step, float gradient_scale, const Op
   update_elements<MuonDirectionRule, 1>(step, gradient_scale, operands, begin, end);
 }
 
-void muon_second(const MuonStep<float>& step, const Operands& operands, int64_t begin,
-                 int64_t end) {
-  update_elements<MuonRule, 0>(step, 1.0F, operands, begin, end);
+void matrix_second(const MatrixStep<float>& step, const Operands& operands, int64_t begin,
+                   int64_t end) {
+  update_elements<MatrixRule, 0>(step, 1.0F, operands, begin, end);
 }
 
 }  // namespace zero::optim::kernels::HWY_NAMESPACE
@@ -94,28 +80,13 @@ namespace optim {
 
 namespace kernels {
 HWY_EXPORT(muon_first);
-HWY_EXPORT(muon_second);
+HWY_EXPORT(matrix_second);
 }  // namespace kernels
 
-namespace {
-
-/// Returns the operands with the array of directions in the place of the weights.
-Operands to_direction(const Operands& operands, float* direction) {
-  auto to = operands;
-  to.master = direction;
-  to.lower = nullptr;
-  to.parameter = nullptr;
-  return to;
-}
-
-}  // namespace
-
-AdamW beside_matrices(const Muon& o) {
-  return {.lr = o.adam_lr.value_or(o.lr),
-          .beta1 = o.beta1,
-          .beta2 = o.beta2,
-          .eps = o.eps,
-          .weight_decay = o.weight_decay};
+void update_matrix(const MatrixStep<float>& step, const Operands& operands, int64_t begin,
+                   int64_t end) {
+  using namespace kernels;
+  HWY_DYNAMIC_DISPATCH(matrix_second)(step, operands, begin, end);
 }
 
 }  // namespace optim
@@ -133,6 +104,7 @@ const optim::Algorithm<Muon>& Muon::algorithm() {
                  {"eps", &Muon::eps, 0}},
       .state_names = [](const Muon&) { return std::vector<std::string_view>{"momentum_buffer"}; },
       .reach = optim::Reach::matrix,
+      .beside_matrices = &optim::adamw_beside<Muon>,
       .first_sweep =
           [](const Muon& optimizer, optim::Moment moment, float gradient_scale,
              const optim::Operands& operands, optim::Findings& findings, int64_t begin,
@@ -152,12 +124,10 @@ const optim::Algorithm<Muon>& Muon::algorithm() {
       .update =
           [](const Muon& optimizer, optim::Moment moment, float /*gradient_scale*/,
              const optim::Operands& operands, int64_t begin, int64_t end) {
-            using namespace optim::kernels;
-            HWY_DYNAMIC_DISPATCH(muon_second)
-            (optim::MuonStep<float>(optimizer, moment), operands, begin, end);
+            optim::update_matrix(optim::MatrixStep<float>(optimizer, moment), operands, begin, end);
           },
-      .update_reference = &optim::plain_update<optim::MuonStep, Muon>,
-      .update_exact = &optim::exact_update<optim::MuonStep, Muon>};
+      .update_reference = &optim::plain_update<optim::MatrixStep, Muon>,
+      .update_exact = &optim::exact_update<optim::MatrixStep, Muon>};
   return known;
 }
 

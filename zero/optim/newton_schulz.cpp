@@ -1,10 +1,6 @@
 // Makes matrices orthogonal, for Muon.
-#include <ATen/Parallel.h>
-#include <ATen/ceil_div.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <cctype>
@@ -13,6 +9,7 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/optim/product.h"
 #include "zero/optim/sweeps.h"
 
 namespace zero::optim {
@@ -23,26 +20,6 @@ constexpr double kA = 3.4445;
 constexpr double kB = -4.7750;
 constexpr double kC = 2.0315;
 constexpr double kLeastNorm = 1e-7;
-
-// Sets c to beta c + alpha a b. The bits of a matrix product may depend on the number of threads
-// that share it. So each thread takes whole panels of rows and multiplies alone, as LibTorch does
-// inside a parallel loop. The loop has at least two turns, since LibTorch does not count a loop of
-// one turn as parallel.
-void product(const at::Tensor& c, double beta, double alpha, const at::Tensor& a,
-             const at::Tensor& b) {
-  constexpr int64_t kPanel = 128;
-  const int64_t rows = a.size(0);
-  at::parallel_for(0, std::max<int64_t>(2, at::ceil_div(rows, kPanel)), 1,
-                   [&](int64_t first, int64_t last) {
-                     for (int64_t panel = first; panel < last; ++panel) {
-                       const int64_t begin = panel * kPanel;
-                       const int64_t count = std::min(kPanel, rows - begin);
-                       if (count <= 0) return;
-                       auto part = c.narrow(0, begin, count);
-                       at::addmm_out(part, part, a.narrow(0, begin, count), b, beta, alpha);
-                     }
-                   });
-}
 
 }  // namespace
 
@@ -119,8 +96,8 @@ void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int6
   }
 }
 
-bool is_hidden_matrix(std::string_view name, const at::Tensor& parameter) {
-  if (parameter.dim() != 2) return false;
+bool is_hidden_matrix(std::string_view name, int64_t dimensions) {
+  if (dimensions != 2) return false;
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

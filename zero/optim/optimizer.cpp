@@ -123,6 +123,16 @@ std::vector<std::string_view> state_names(const Optimizer& optimizer) {
   return std::visit([](const auto& o) { return algorithm_of(o).state_names(o); }, optimizer);
 }
 
+std::vector<FactoredState> factored_states(const Optimizer& optimizer, c10::IntArrayRef sizes,
+                                           c10::IntArrayRef strides) {
+  return std::visit(
+      [&](const auto& o) {
+        const auto of = algorithm_of(o).factored_states;
+        return of ? of(o, sizes, strides) : std::vector<FactoredState>{};
+      },
+      optimizer);
+}
+
 std::array<Sign, kMostStates> state_signs(const Optimizer& optimizer) {
   return std::visit([](const auto& o) { return algorithm_of(o).signs; }, optimizer);
 }
@@ -154,10 +164,37 @@ Optimizer without_decay(Optimizer optimizer) {
   return optimizer;
 }
 
+std::optional<AdamW> beside_matrices(const Optimizer& optimizer) {
+  return std::visit(
+      [](const auto& o) {
+        const auto of = algorithm_of(o).beside_matrices;
+        return of ? std::optional(of(o)) : std::nullopt;
+      },
+      optimizer);
+}
+
+std::optional<double>* rate_beside_matrices(Optimizer& optimizer) {
+  return std::visit(
+      [](auto& o) -> std::optional<double>* {
+        if constexpr (requires { o.adam_lr; }) {
+          return &o.adam_lr;
+        } else {
+          return nullptr;
+        }
+      },
+      optimizer);
+}
+
 Optimizer suited(Optimizer optimizer, int64_t dimensions) {
   if (auto* adafactor = std::get_if<Adafactor>(&optimizer))
     adafactor->factored = adafactor->factored && dimensions >= 2;
   return optimizer;
+}
+
+Optimizer optimizer_for(const Optimizer& optimizer, std::string_view name, int64_t dimensions) {
+  if (const auto beside = beside_matrices(optimizer); beside && !is_hidden_matrix(name, dimensions))
+    return *beside;
+  return suited(optimizer, dimensions);
 }
 
 void check(const Optimizer& optimizer) {

@@ -3,8 +3,8 @@
 // A sweep reads the gradient, multiplies it by `gradient_scale` (1/N, 1/k, loss scale and clip
 // factor in one number), updates the master weights and the moments in fp32, and writes the
 // parameter's bf16 or fp16 copy if there is one. An element's new value depends on that element's
-// values alone, and not on the slice, the vector tail or the threads. (With LAMB, Muon and
-// Adafactor it also depends on the other elements of its parameter: see sweeps.h.)
+// values alone, and not on the slice, the vector tail or the threads. (With LAMB, Muon,
+// Apollo and Adafactor it also depends on the other elements of its parameter: see sweeps.h.)
 //
 // A new element-wise optimizer is one file, such as lion.cpp. The file has its kernel, the names of
 // its states and the limits of its numbers (algorithm.h). Its formula is in a header beside it
@@ -16,6 +16,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <array>
 #include <cstdint>
@@ -117,6 +118,35 @@ struct Muon {
   static const optim::Algorithm<Muon>& algorithm();
 };
 
+/// APOLLO (2412.05270, algorithm 1): a channel of a matrix goes along its raw gradient. How far it
+/// goes follows from AdamW's moments of a few numbers, to which a random projection takes the
+/// channel: Note [Projections] in projection.h. Channels are the rows of a matrix, or its columns
+/// if there are more of them. It is for hidden weights of two dimensions, as Muon is.
+struct Apollo {
+  enum class Scaling : uint8_t { channel, tensor };
+  double lr = 0.01;
+  int64_t rank = 256;  ///< numbers that stand for a channel; at most its length is used
+  /// The factor of a gradient is each channel's, or one for the whole matrix.
+  Scaling scale_type = Scaling::channel;
+  double alpha = 1.0;             ///< factor of all updates of matrices
+  int64_t update_proj_gap = 200;  ///< updates of a parameter that have the same projection
+  /// The norm of a matrix's update before alpha and lr is at most this times the last one's (the
+  /// limiter of Fira, 2410.01623); 0: there is no limit.
+  double norm_growth = 1.01;
+  int64_t seed = 0;                 ///< decides all projections, with a parameter's name and update
+  double weight_decay = 0.0;        ///< decoupled
+  std::optional<double> adam_lr{};  ///< AdamW's rate for the other parameters; none: `lr`
+  double beta1 = 0.9;               ///< this and the next two are AdamW's, of both
+  double beta2 = 0.999;
+  double eps = 1e-6;
+  /// Returns APOLLO-Mini: rank 1, one factor for a matrix, and alpha as the root of 128.
+  static Apollo mini() {
+    return {.rank = 1, .scale_type = Scaling::tensor, .alpha = 11.313708498984761};
+  }
+  bool operator==(const Apollo&) const = default;
+  static const optim::Algorithm<Apollo>& algorithm();
+};
+
 /// Adafactor (1804.04235), as torch::optim::Adafactor. The second moment of a matrix is kept by
 /// rows and columns only. The length of an update depends on the mean squares of the parameter and
 /// of the update.
@@ -162,7 +192,8 @@ struct ScheduleFreeAdamW {
   static const optim::Algorithm<ScheduleFreeAdamW>& algorithm();
 };
 
-using Optimizer = std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor, ScheduleFreeAdamW>;
+using Optimizer =
+    std::variant<AdamW, Sgd, Adagrad, Lion, Lamb, Muon, Adafactor, ScheduleFreeAdamW, Apollo>;
 
 namespace optim {
 
@@ -172,8 +203,23 @@ inline constexpr size_t kMostStates = 2;
 /// Returns the names of the fp32 state arrays besides the master weights, as checkpoints use them:
 /// AdamW {"exp_avg", "exp_avg_sq"}; Sgd {"momentum_buffer"}, or {} without momentum; Adagrad
 /// {"sum"}; Lion {"exp_avg"}; Lamb as AdamW; Muon {"momentum_buffer"}; Adafactor {"variance"}, or
-/// {} if it is factored (factors.h); ScheduleFreeAdamW {"z", "exp_avg_sq"}.
+/// {} if it is factored (factors.h); ScheduleFreeAdamW {"z", "exp_avg_sq"}; Apollo {}.
 std::vector<std::string_view> state_names(const Optimizer& optimizer);
+
+/// A state of a parameter that has another number of elements than the parameter.
+struct FactoredState {
+  std::string_view name;
+  std::vector<int64_t> sizes;
+  bool operator==(const FactoredState&) const = default;
+};
+/// The names of all such states.
+inline constexpr std::array<std::string_view, 5> kFactoredStates{
+    "row_var", "col_var", "exp_avg_low_rank", "exp_avg_sq_low_rank", "update_norm"};
+/// Returns those of a dense parameter, whose optimizer is `suited` to it: of factored Adafactor
+/// {"row_var", "col_var"}, in PyTorch's shapes; of Apollo for a matrix that has elements
+/// {"exp_avg_low_rank", "exp_avg_sq_low_rank"} of (channels, rank), and {"update_norm"} of (1).
+std::vector<FactoredState> factored_states(const Optimizer& optimizer, c10::IntArrayRef sizes,
+                                           c10::IntArrayRef strides);
 
 /// Returns the signs that the values of each state may have: squares are never negative.
 std::array<Sign, kMostStates> state_signs(const Optimizer& optimizer);
@@ -224,7 +270,7 @@ Optimizer suited(Optimizer optimizer, int64_t dimensions);
 /// rate, so that schedules apply. Uses LibTorch's intra-op threads. Vectorised with run-time
 /// dispatch. Throws a ConfigError for a dtype that Operands may not have. For Lamb, and for
 /// Adafactor that is not factored, `operands` must be those of a whole parameter. Updates of
-/// matrices (Muon, factored Adafactor) do not take operands: see sweeps.h.
+/// matrices (Muon, Apollo, factored Adafactor) do not take operands: see sweeps.h.
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const Operands& operands);
 

@@ -9,6 +9,8 @@
 //         memory.
 //   Muon: the share is the direction of the slice. Whole matrices are made orthogonal, and their
 //         slices come back.
+//   Apollo: the share is the gradient of the slice. Whole matrices are projected to a few numbers a
+//         channel, from which each slice learns the factors of its channels (projection.h).
 //   Adafactor: sums of squares of rows and columns turn gradients into directions (factors.h), and
 //         then the shares are norms of the parameter and of the directions.
 // Results depend neither on slices nor on blocks, threads, stages or tiers.
@@ -17,6 +19,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "zero/optim/exact_sum.h"
 #include "zero/optim/optimizer.h"
@@ -55,12 +59,12 @@ void first_sweep_reference(const Optimizer& optimizer, int64_t step, double grad
 
 /// Returns the ratio that the norms of `numel` elements give (Reach::parameter, Reach::factors).
 double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t numel);
-/// Returns the ratio that a matrix's shape gives (Reach::matrix).
+/// Returns the ratio that a matrix's shape gives (Muon).
 double ratio(int64_t rows, int64_t columns);
 
 /// Makes the second sweep. `operands` have no gradient. With keeps_direction they have the
-/// direction in its place: the orthogonal one for Reach::matrix, and the one that was made from the
-/// gradient for Reach::factors.
+/// direction in its place: the one that was made from the whole matrix for Reach::matrix, and
+/// from the gradient for Reach::factors.
 void second_sweep(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                   const Operands& operands);
 void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
@@ -74,11 +78,17 @@ void orthogonalise(const at::Tensor& matrix, int64_t iterations);
 /// Does the same in plain loops in double; `values` are in row order.
 void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int64_t iterations);
 
-/// Returns the AdamW for the parameters in Muon's groups that are not hidden matrices.
-AdamW beside_matrices(const Muon& muon);
-/// Returns whether Muon trains a parameter: one of two dimensions whose name does not say that it
-/// is an embedding or an output layer (embed, lm_head, wte, wpe). DeepSpeed's Muon also takes
-/// parameters of more dimensions, and GPT-2's wte and wpe.
-bool is_hidden_matrix(std::string_view name, const at::Tensor& parameter);
+/// Returns the AdamW for the parameters in an optimizer's groups that are not hidden matrices;
+/// nothing if the optimizer trains all parameters itself. Muon and Apollo train hidden matrices.
+std::optional<AdamW> beside_matrices(const Optimizer& optimizer);
+/// Returns the optimizer's own number that gives this AdamW another rate, or null if it has none.
+std::optional<double>* rate_beside_matrices(Optimizer& optimizer);
+/// Returns whether a parameter is a hidden matrix: one of two dimensions whose name does not say
+/// that it is an embedding or an output layer (embed, lm_head, wte, wpe). DeepSpeed's Muon also
+/// takes parameters of more dimensions, and GPT-2's wte and wpe.
+bool is_hidden_matrix(std::string_view name, int64_t dimensions);
+/// Returns the optimizer of a parameter in a group of `optimizer`: the AdamW beside it, or the
+/// optimizer itself as it is `suited`.
+Optimizer optimizer_for(const Optimizer& optimizer, std::string_view name, int64_t dimensions);
 
 }  // namespace zero::optim

@@ -291,7 +291,7 @@ RankMemory predict_memory(const Trace& trace, const Config& config,
   const auto& model = trace.model;
   const auto layout = lay_out(model, config, grid);
   const auto units = plan_units(layout, model, config, {.grid = grid});
-  auto step = planned_step(layout, units, model, config, grid);
+  auto step = planned_step(layout, units, model, config, {.grid = grid});
   const bool alone = grid.ranks() == 1;
   step.in_place =
       !model.own_memory && grid.hosts == 1 && config.offload_param.device == OffloadDevice::none;

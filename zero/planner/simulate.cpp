@@ -161,7 +161,7 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
       .shards = config.mics_shard_size > 0 ? config.mics_shard_size : cluster.ranks()};
   const auto layout = lay_out(trace.model, config, grid);
   const auto units = plan_units(layout, trace.model, config, {.grid = grid});
-  const auto step = planned_step(layout, units, trace.model, config, grid);
+  const auto step = planned_step(layout, units, trace.model, config, {.grid = grid});
   const auto bytes = unit_costs(step);
 
   std::vector<UnitCosts> costs;

@@ -25,6 +25,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/traced.h"
 #include "zero/engine/operator_cost.h"
+#include "zero/optim/sweeps.h"
 #include "zero/planner/meta_kernels.h"
 #include "zero/planner/operator_speed.h"
 
@@ -645,7 +646,7 @@ void Tracing::begin(const NamedTensors& tensors) {
          .dtype = given,
          .trainable = tensor.requires_grad(),
          .stays_fp32 = stays,
-         .optimizer = optim::suited(options.optimizer, tensor.dim())});
+         .optimizer = optim::optimizer_for(options.optimizer, name, tensor.dim())});
     if (!tensor.requires_grad()) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(
         parameter, std::make_unique<Hook>(recording, index, parameter, options.gradients_apart));

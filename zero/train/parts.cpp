@@ -1,6 +1,7 @@
 #include "zero/train/parts.h"
 
 #include <ATen/ceil_div.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "zero/checkpoint/file.h"
 #include "zero/models/architectures.h"
 #include "zero/models/recompute/activation_store.h"
+#include "zero/optim/sweeps.h"
 #include "zero/train/make_task.h"
 #include "zero/train/run.h"
 #include "zero/train/tuning.h"
@@ -158,17 +160,20 @@ StepSize step_size(const Settings& settings, const LanguageModelConfig& sizes, i
       recompute.nvme ? std::min<int64_t>(kept, DiskActivationOptions{}.buffers) : kept;
   const int64_t whole = sizes.layers() - again + (again > 0 ? 1 : 0);
   int64_t matrix_elements = 0;
-  int64_t matrix_sides = 0;
+  int64_t factored_numel = 0;
+  const Optimizer optimizer = settings.engine.optimizer.value_or(Optimizer(kDefaultOptimizer));
   for (const auto [rows, columns] : sizes.matrices()) {
+    if (optim::beside_matrices(optimizer)) break;  // it does not train all of them
     matrix_elements += rows * columns;
-    matrix_sides += rows + columns;
+    for (const auto& state : optim::factored_states(optimizer, {rows, columns}, {columns, 1}))
+      factored_numel += c10::multiply_integers(state.sizes);
   }
   const auto counts = count_parameters(options, sizes).by_memory(config.parameter_bytes());
   return {.parameters = counts.all,
           .frozen = counts.frozen,
           .largest_parameter = sizes.largest_parameter(),
           .matrix_elements = matrix_elements,
-          .matrix_sides = matrix_sides,
+          .factored_numel = factored_numel,
           .ranks = shard_ranks(config, ranks),
           .activations = whole * bytes.layer + inputs * bytes.layer_input + bytes.loss};
 }

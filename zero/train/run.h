@@ -74,7 +74,7 @@ struct Run {
   std::optional<Engine> engine;
   std::unique_ptr<Task> task;
   /// The rate of each parameter group over the schedule's. It is not 1 for parameters that Muon
-  /// leaves to AdamW.
+  /// or Apollo leaves to AdamW.
   std::vector<double> rate_factors;
 };
 

@@ -15,6 +15,7 @@
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/checkpoint/whole_folder.h"
+#include "zero/optim/optimizer.h"
 #include "zero/optim/state_format.h"
 
 namespace zero::foreign {
@@ -80,6 +81,7 @@ CheckpointView view_own(const fs::path& path) {
     return LazyTensor{dtype, std::move(shape),
                       [from = path / file.name, key] { return SafetensorsReader(from).read(key); }};
   };
+  const auto factored_files = manifest.factored_files();
   for (size_t p = 0; p < slices.size(); ++p) {
     const auto& from = manifest.parameters[p];
     auto& to = view.parameters.emplace_back();
@@ -92,7 +94,7 @@ CheckpointView view_own(const fs::path& path) {
     to.steps = from.steps;
     for (const auto& state : from.states) to.states[state.name] = own_state(from, state, slices[p]);
     for (const auto& [name, shape] : from.factored)
-      to.states[name] = in_file(manifest.files.front(), name + "." + from.name, at::kFloat, shape);
+      to.states[name] = in_file(manifest.files[factored_files[p]], name + "." + from.name, at::kFloat, shape);
   }
   const auto buffers_in = [&](const Manifest::File& file) {
     std::map<std::string, LazyTensor> buffers;
@@ -217,7 +219,7 @@ class OwnWriter {
     }
     for (const auto& [name, tensor] : from.states) {
       const auto key = name + "." + from.name;
-      if (name == "row_var" || name == "col_var") {
+      if (std::ranges::find(optim::kFactoredStates, name) != optim::kFactoredStates.end()) {
         to.factored.emplace_back(name, tensor.shape);
         tensors_.push_back({key, &tensor, kFirst});
         infos_.front().push_back({key, tensor.dtype, tensor.shape});

@@ -57,6 +57,8 @@ template <>
 const OptimizerSection<Adafactor>& optimizer_section();
 template <>
 const OptimizerSection<ScheduleFreeAdamW>& optimizer_section();
+template <>
+const OptimizerSection<Apollo>& optimizer_section();
 
 /// The rows of the `params` of optimizer T, and of the options of `zero train` that stand for them.
 template <class T>

@@ -1,0 +1,52 @@
+// The parts of the sweeps of Muon and Apollo that both have: Note [Two sweeps] in sweeps.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "zero/optim/moment.h"
+#include "zero/optim/optimizer.h"
+
+namespace zero::optim {
+
+/// Makes the second sweep. The gradient is here the direction that was made from the whole matrix.
+template <class Number>
+struct MatrixStep {
+  Number decay;  ///< factor of the weights, 1 - lr * weight_decay
+  Number coefficient;
+
+  template <class T>
+  MatrixStep(const T& o, Moment moment)
+      : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
+        coefficient(static_cast<Number>(-moment.lr * moment.ratio)) {}
+
+  void apply(Number& p, Number g, std::array<Number, kMostStates>& /*state*/) const {
+    p *= decay;
+    p += coefficient * g;
+  }
+};
+
+/// Runs the kernel of MatrixStep over elements [begin, end).
+void update_matrix(const MatrixStep<float>& step, const Operands& operands, int64_t begin,
+                   int64_t end);
+
+/// Does what Algorithm::beside_matrices does.
+template <class T>
+AdamW adamw_beside(const T& o) {
+  return {.lr = o.adam_lr.value_or(o.lr),
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .eps = o.eps,
+          .weight_decay = o.weight_decay};
+}
+
+/// Returns the operands with the array of directions in the place of the weights.
+inline Operands to_direction(const Operands& operands, float* direction) {
+  auto to = operands;
+  to.master = direction;
+  to.lower = nullptr;
+  to.parameter = nullptr;
+  return to;
+}
+
+}  // namespace zero::optim
