@@ -4,6 +4,7 @@
     benchmarks/plan_here.py build/release/zero [--steps 20] [--turns 1] [--json FILE] [--only WORDS]
 
 Each setting is predicted, which measures the machine, and run, in turns. A real step is the median of a run's steps behind the first three.
+Hosts are network namespaces (tests/hosts/hosts.py), whose links are throttled by tc; they need root, or a kernel that lets users make namespaces.
 """
 
 import argparse
@@ -22,6 +23,7 @@ WIDE = {**GPT2, "n_layer": 3, "n_head": 12, "n_embd": 768}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
          "num_key_value_heads": 2, "vocab_size": 4096, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}  # fmt: skip
 MODELS = {"gpt2": GPT2, "wide": WIDE, "llama": LLAMA}
+HOSTS = Path(__file__).parent.parent / "tests/hosts/hosts.py"
 WARM_UP = 3
 DISK = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "DISK"}, "offload_param": {"device": "nvme", "nvme_path": "DISK"}}}
 # model, ranks, stage, micro-batch, micro-batches of a step, sequence, dtype, other options
@@ -46,6 +48,10 @@ SETTINGS: list[tuple[str, int, int, int, int, int, str, dict[str, Any]]] = [
     ("llama", 2, 3, 4, 1, 256, "bf16", {}),
     ("llama", 1, 0, 2, 2, 256, "bf16", {}),
     ("llama", 2, 3, 2, 1, 256, "fp32", {"disk": True}),
+    ("gpt2", 2, 2, 4, 1, 128, "fp32", {"hosts": "1gbit"}),
+    ("wide", 2, 3, 4, 1, 256, "bf16", {"hosts": "1gbit"}),
+    ("llama", 2, 3, 2, 1, 256, "bf16", {"hosts": "10gbit"}),
+    ("wide", 2, 0, 2, 2, 128, "bf16", {"hosts": "10gbit"}),
 ]
 
 
@@ -60,7 +66,8 @@ def run(command: list[str]) -> str:
 def words_of(setting: tuple[str, int, int, int, int, int, str, dict[str, Any]]) -> str:
     model, ranks, stage, micro, accumulation, sequence, dtype, more = setting
     others = {"recompute": "recomputed", "disk": "states on disk", "eight_bit": "8-bit states"}
-    return f"{model}, {ranks} rank{'s' if ranks > 1 else ''}, stage {stage}, {dtype}, {micro} x {accumulation} of {sequence}" + "".join(f", {others[name]}" for name in more)
+    places = f"{ranks} hosts at {more['hosts']}" if "hosts" in more else f"{ranks} rank{'s' if ranks > 1 else ''}"
+    return f"{model}, {places}, stage {stage}, {dtype}, {micro} x {accumulation} of {sequence}" + "".join(f", {others[name]}" for name in more if name in others)
 
 
 def command_of(program: str, folder: Path, setting: tuple[str, int, int, int, int, int, str, dict[str, Any]], steps: int) -> list[str]:
@@ -75,7 +82,10 @@ def command_of(program: str, folder: Path, setting: tuple[str, int, int, int, in
         (folder / "config.json").write_text(json.dumps(config))
         options["config"] = folder / "config.json"
     (folder / "disk").mkdir(exist_ok=True)
-    return [program, "train", "--overwrite", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
+    start = []
+    if "hosts" in more:
+        start = [sys.executable, str(HOSTS), "--hosts", str(options.pop("nproc")), "--rate", more["hosts"], "--zero", program, "--"]
+    return [*start, program, "train", "--overwrite", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
 
 
 def predicted(command: list[str]) -> dict[str, float]:

@@ -86,7 +86,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       ->type_name("FILE");
   parser.add_flag("--here", o.here,
                   "This machine instead, measured in some seconds: with --per-host ranks (else 2), "
-                  "and the disk of --nvme-path where that is given");
+                  "and the disk of --nvme-path where that is given; or --hosts like it");
   parser.add_option("--hosts", o.hosts, "Hosts")->check(positive());
   parser.add_option("--per-host", o.per_host, "Devices of a host; 0: as many as usual")
       ->check(not_negative());
@@ -144,9 +144,16 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
         "--price is {}, but there are no --tokens that could cost something. Give them, as 300G.",
         o.price));
   }
-  if (o.here && (!o.hardware.empty() || o.hosts > 1)) {
-    throw ConfigError(
-        "--here measures this machine alone: it goes with neither --hardware nor several --hosts.");
+  if (o.here && !o.hardware.empty()) {
+    throw ConfigError(fmt::format(
+        "--here measures this machine, and --hardware {} describes another. Give one of them.",
+        o.hardware));
+  }
+  if (o.here && o.hosts > 1 && o.network.empty()) {
+    throw ConfigError(fmt::format(
+        "--here cannot measure the network to the other {} of --hosts {}. Give its speed, as "
+        "--network 10Gbit, or start `zero train --plan` on the hosts.",
+        o.hosts - 1, o.hosts));
   }
   return std::nullopt;
 }
@@ -185,6 +192,7 @@ plan::Cluster cluster_of(const Options& o) {
       : o.hardware.empty()
           ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
           : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
+  if (o.here) cluster.hosts = o.hosts;
   if (!o.host_memory.empty()) cluster.host_memory = speed_of("--host-memory", o.host_memory);
   if (!o.link.empty()) cluster.inside.bandwidth = speed_of("--link", o.link);
   if (!o.network.empty()) cluster.between.bandwidth = speed_of("--network", o.network);

@@ -1,10 +1,12 @@
 // `zero train`: a language model on tokens.
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -19,6 +21,7 @@
 #include "apps/zero/origins.h"
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
+#include "zero/comm/agreement.h"
 #include "zero/comm/group.h"
 #include "zero/comm/job.h"
 #include "zero/config/fields.h"
@@ -110,16 +113,21 @@ std::string dump(const fields::Json& json) {
   return json.dump(-1, ' ', false, fields::Json::error_handler_t::replace);
 }
 
-/// Prints the plan of this run on this machine, which is measured first.
-void print_plan(const Settings& settings, const Ranks& ranks) {
-  if (ranks.across_hosts()) {
-    throw ConfigError(
-        "The ranks of this run are on several hosts, and --plan measures one. Plan it by the "
-        "figures of its machines: zero plan --hosts, or --hardware.");
-  }
-  const auto planned = train::plan_run(settings, ranks.size(), [&](const Config& config) {
-    return plan::measured_here(ranks.size(), config.nvme_folders());
+/// Returns the plan of a run on `hosts` hosts like this one, which is measured first.
+train::PlannedRun plan_here(const Settings& settings, int ranks, int hosts,
+                            const plan::Link& network) {
+  if (settings.program.threads) at::set_num_threads(static_cast<int>(*settings.program.threads));
+  return train::plan_run(settings, ranks, hosts, [&](const Config& config) {
+    auto cluster = plan::measured_here(ranks / hosts, config.nvme_folders());
+    if (hosts > 1) {
+      cluster.hosts = hosts;
+      cluster.between = network;
+    }
+    return cluster;
   });
+}
+
+void print_plan(const Settings& settings, const train::PlannedRun& planned) {
   const auto& [model, question, run, answer, notes] = planned;
   fmt::print("{}\n{}\nThis run:\n{}\n{}", plan::title(model, question, answer),
              plan::here_text(question.cluster), plan::table_text({run}, 1),
@@ -134,6 +142,27 @@ void print_plan(const Settings& settings, const Ranks& ranks) {
   constexpr size_t kRows = 6;
   fmt::print("\nSteps of as many sequences:\n{}\n{}{}", plan::table_text(answer.candidates, kRows),
              plan::sentences_text(answer), plan::bounds_text(answer.bounds));
+}
+
+/// Plans a run whose ranks a launcher has started on several hosts, and prints the plan on the
+/// first rank. Collective.
+void plan_on_hosts(const Settings& settings, comm::Group& group) {
+  const auto network = plan::measured_network(group);
+  // The first rank of each host measures for its host's ranks, at the same time as the others.
+  std::optional<train::PlannedRun> planned;
+  std::exception_ptr failure;
+  try {
+    if (group.local_rank() == 0)
+      planned = plan_here(settings, group.size(), group.topology().hosts, network);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  constexpr const char* kWhat = "Planning the run";
+  const bool first = group.rank() == 0;
+  // A mistake that all hosts find is told once.
+  comm::share_failure<ConfigError>(group, kWhat, first ? failure : nullptr);
+  comm::share_failure<ConfigError>(group, kWhat, failure);
+  if (first) print_plan(settings, *planned);
 }
 
 /// Gives `file` the micro-batches with which a step has as many samples on `ranks` as the
@@ -214,7 +243,14 @@ int train(const Arguments& arguments) {
   settings.program.overwrite = resume.overwrite;
   for (const auto& sentence : line.without_effect(settings)) tell(sentence);
   if (plans) {
-    if (ranks.first()) print_plan(settings, ranks);
+    if (ranks.across_hosts()) {
+      return run_on_ranks(ranks, {"train"}, arguments,
+                          [&](const std::shared_ptr<comm::Group>& group) {
+                            plan_on_hosts(settings, *group);
+                            return 0;
+                          });
+    }
+    if (ranks.first()) print_plan(settings, plan_here(settings, ranks.size(), 1, {}));
     return 0;
   }
   // A Ctrl-C at `zero train | tee log` ends tee too; the weights are saved all the same.

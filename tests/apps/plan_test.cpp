@@ -153,7 +153,8 @@ TEST(Plan, NamesWhatItCannotUse) {
            {{"--tokens", "many"}, "--tokens is 'many'"},
            {{"--price", "2"}, "there are no --tokens"},
            {{"--svg", "/nowhere/plan.svg"}, "--svg is /nowhere/plan.svg"},
-           {{"--here", "--hosts", "2"}, "--here measures this machine alone"},
+           {{"--here", "--hosts", "2"}, "--network 10Gbit"},
+           {{"--here", "--hardware", "machine.json"}, "--hardware machine.json"},
            {{"--hardware", "/nowhere.json"}, "/nowhere.json"}}) {
     const auto outcome = plan(arguments);
     EXPECT_EQ(outcome.status, 2) << outcome.out;

@@ -178,6 +178,33 @@ def collectives_tell_what_leaves_a_host():
         check(found == expected, f"bytes that leave a host: {found}, not {expected}", text)
 
 
+def plan_on_hosts(run, *options):
+    """What `zero train --plan` writes, and whether it made the run's folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        status, text = output_of(lambda out: run([*training_command(folder), "--plan", *options], out))
+        return status, text, (pathlib.Path(folder) / "run").exists()
+
+
+def plans_a_run_on_its_hosts():
+    def run(command, out):
+        return hosts.run_over_loopback("launch", 2, 2, command, ZERO, out)
+
+    status, text, made = plan_on_hosts(run)
+    check(status == 0 and not made, f"it ended with status {status}, and {'made' if made else 'did not make'} the run's folder", text)
+    for words in ("8 sequences of 32 tokens; 4 ranks of such machines on 2 hosts", " GB/s between hosts, ", "Its 20 steps take "):
+        check(text.count(words) == 1, f"it does not say once '{words}'", text)
+    status, text, made = plan_on_hosts(run, "--device", "cuda")
+    check(status != 0 and not made and text.count("zero plan --device") == 1, f"a mistake is not told once; status {status}", text)
+
+
+def plan_measures_the_network():
+    """No more than the cable carries, and much of it even on a busy machine."""
+    status, text, _ = plan_on_hosts(lambda command, out: hosts.run("launch", 2, 1, command, "1gbit", zero=ZERO, output=out)[0])
+    check(status == 0, f"it ended with status {status}", text)
+    speed = float(re.search(r"([\d.e-]+) GB/s between hosts", text)[1])
+    check(0.03 < speed < 0.13, f"it measured {speed} GB/s of a cable of 0.125", text)
+
+
 def refuses_hosts_that_were_not_started_alike():
     """Another seed on the second host: the users of both are told."""
     with tempfile.TemporaryDirectory() as folder:
@@ -352,6 +379,7 @@ SUITES = {
                   functools.partial(meets_over_loopback, launcher, count, ranks))
                  for launcher in ("launch", "torchrun") for count, ranks in ((2, 1), (2, 2), (3, 1))] +
                 [("zero bench collectives tells what leaves a host", collectives_tell_what_leaves_a_host),
+                 ("a run on several hosts is planned", plans_a_run_on_its_hosts),
                  ("hosts that were not started alike are refused", refuses_hosts_that_were_not_started_alike)] +
                 [(f"the ranks meet after torchrun on zh{victim} has started its own again",
                   functools.partial(meets_after_a_restart, victim)) for victim in (1, 2)] +
@@ -363,7 +391,8 @@ SUITES = {
                [(f"what a rank sent before it left arrives on {count} x {ranks}",
                  functools.partial(delivers_what_a_rank_sent_before_it_left, count, ranks))
                 for count, ranks in ((2, 1), (3, 2))] +
-               [("uneven hosts are refused by name", refuses_uneven_hosts),
+               [("a plan measures the network", plan_measures_the_network),
+                ("uneven hosts are refused by name", refuses_uneven_hosts),
                 ("MPICH is asked for an address", asks_mpich_for_an_address),
                 ("a killed rank is named on 2 x 2", functools.partial(names_a_killed_rank, 2, 2)),
                 ("a killed rank is named on 3 x 1", functools.partial(names_a_killed_rank, 3, 1)),

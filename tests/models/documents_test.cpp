@@ -47,7 +47,7 @@ at::Tensor packed_targets(const at::Tensor& tokens) {
 
 std::unique_ptr<LanguageModel> model_of(const std::string& fixture, int64_t window) {
   auto config = fixtures::config(fixture);
-  if (fixture == "mistral") config["sliding_window"] = window;
+  if (fixture == "mistral" || fixture == "gemma3") config["sliding_window"] = window;
   const auto sizes = language_model_config_from_json(config.dump(), fixture);
   sizes->set_dropout(0);
   at::manual_seed(7);
@@ -140,7 +140,7 @@ TEST(Documents, AreAttendedToAsThroughAMask) {
 }
 
 TEST(Documents, HaveTheLogitsAndGradientsOfEachAlone) {
-  for (const auto& name : {"gpt2", "llama", "qwen2", "qwen3", "mistral"}) {
+  for (const auto& name : {"gpt2", "llama", "qwen2", "qwen3", "mistral", "gemma3"}) {
     SCOPED_TRACE(name);
     const auto model = model_of(name, 4);
     const auto tokens = at::randint(1, 40, {2, kSequence}, at::kLong);

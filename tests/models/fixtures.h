@@ -23,7 +23,7 @@ inline std::filesystem::path folder(const std::string& model) {
 }
 
 inline std::vector<std::string> models() {
-  return {"llama", "llama-tied", "qwen2", "qwen3", "mistral"};
+  return {"llama", "llama-tied", "qwen2", "qwen3", "mistral", "gemma", "gemma3"};
 }
 
 inline nlohmann::json config(const std::string& model) {

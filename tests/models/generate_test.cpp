@@ -78,7 +78,11 @@ TEST(Generate, ACacheOfKeysAndValuesGivesTheSameLogits) {
       "num_key_value_heads": 2, "max_position_embeddings": 32, "sliding_window": 4})";
   const char* gpt2 = R"({"model_type": "gpt2", "vocab_size": 40, "n_embd": 16, "n_layer": 2,
       "n_head": 4, "n_positions": 32})";
-  for (const char* json : {mistral, gpt2}) {
+  const char* gemma = R"({"model_type": "gemma3_text", "vocab_size": 40, "hidden_size": 16,
+      "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 6,
+      "num_key_value_heads": 2, "max_position_embeddings": 32, "sliding_window": 4,
+      "sliding_window_pattern": 2})";
+  for (const char* json : {mistral, gpt2, gemma}) {
     torch::manual_seed(1);
     const auto model = language_model_config_from_json(json, "here")->build();
     model->module().eval();

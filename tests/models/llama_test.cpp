@@ -173,7 +173,20 @@ TEST(LlamaConfig, HasTheDefaultsOfTransformers) {
                    "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
                    "tie_word_embeddings": true})")
                 .parameter_count(),
-            494032768);  // Qwen2.5-0.5B's
+            494032768);                                                       // Qwen2.5-0.5B's
+  EXPECT_EQ(of(R"({"model_type": "gemma"})").parameter_count(), 8537680896);  // Gemma-7B's
+  const auto gemma =
+      of(R"({"model_type": "gemma3_text", "hidden_size": 1152, "num_hidden_layers": 26,
+                   "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 6912,
+                   "sliding_window": 512, "vocab_size": 262144, "cache_implementation": "hybrid",
+                   "sliding_window_pattern": 6, "rope_local_base_freq": 10000})");
+  EXPECT_EQ(gemma.parameter_count(), 999885952);  // Gemma-3-1B's
+  EXPECT_EQ(gemma.windows[4], 512);
+  EXPECT_EQ(gemma.windows[5], 0);
+  EXPECT_EQ(of(R"({"model_type": "gemma", "hidden_act": "gelu", "pad_token_id": null,
+                   "hidden_activation": "gelu_pytorch_tanh"})")
+                .padding,
+            -1);
 }
 
 TEST(LlamaConfig, ReadsBothSpellingsOfRotaryPositions) {
@@ -223,6 +236,15 @@ TEST(LlamaConfig, RefusesByNameWhatIsNotComputed) {
       {R"({"model_type": "llama", "pad_token_id": 32000})", "pad_token_id", "32000"},
       {R"({"model_type": "qwen2", "use_sliding_window": true, "layer_types": ["x"]})",
        "layer_types", "32 layers"},
+      {R"({"model_type": "gemma2"})", "gemma2", "\"gemma3_text\""},
+      {R"({"model_type": "gemma", "hidden_act": "silu"})", "hidden_act", "gelu_pytorch_tanh"},
+      {R"({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0})", "attn_logit_softcapping",
+       "50.0"},
+      {R"({"model_type": "gemma3_text", "query_pre_attn_scalar": -1})", "query_pre_attn_scalar",
+       "-1"},
+      {R"({"model_type": "gemma3_text",
+           "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}})",
+       "sliding_attention", "default"},
       {R"({"model_type": "mixtral"})", "mixtral", "\"qwen3\""}};
   for (const auto& [json, key, value] : cases) {
     EXPECT_THAT(message_of<ConfigError>(

@@ -869,14 +869,15 @@ void add_measuring(All& all) {
 void add_program(All& all) {
   Rows train(all, Part::program, "train", &Settings::program);
   using Program = ProgramSettings;
-  train.add("model",
-            {.sentence = "Architecture of the model: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
-                         "gpt2-nano, or a Hugging Face config.json (GPT-2, Llama, Qwen, Mistral) "
-                         "or its folder; the initial weights are random",
-             .option = "--model",
-             .common = true,
-             .not_empty = true},
-            &Program::model);
+  train.add(
+      "model",
+      {.sentence = "Architecture of the model: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
+                   "gpt2-nano, or a Hugging Face config.json (GPT-2, Llama, Qwen, Mistral, Gemma) "
+                   "or its folder; the initial weights are random",
+       .option = "--model",
+       .common = true,
+       .not_empty = true},
+      &Program::model);
   train.add("from",
             {.sentence = "Folder of Hugging Face's (config.json, model.safetensors or its shards) "
                          "whose model and weights training begins with, in place of --model",

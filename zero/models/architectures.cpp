@@ -22,8 +22,8 @@ namespace {
 /// Returns all that there are. The first is what a configuration without a model_type describes.
 std::vector<Architecture> architectures() {
   std::vector<Architecture> all{gpt2_architecture()};
-  for (const auto family :
-       {LlamaFamily::llama, LlamaFamily::qwen2, LlamaFamily::qwen3, LlamaFamily::mistral})
+  for (const auto family : {LlamaFamily::llama, LlamaFamily::qwen2, LlamaFamily::qwen3,
+                            LlamaFamily::mistral, LlamaFamily::gemma, LlamaFamily::gemma3})
     all.push_back(llama_architecture(family));
   all.push_back(bert_architecture());
   return all;

@@ -22,23 +22,27 @@ std::string title(const std::string& model, const Question& question, const Answ
   const auto batch = question.sequence > 1 ? fmt::format("{} sequences of {} tokens",
                                                          question.global_batch, question.sequence)
                                            : fmt::format("{} samples", question.global_batch);
-  return fmt::format(
-      "{} in {}, {:.1f} M parameters; {}; {} {} on {} host{}", model,
-      !question.bf16        ? "fp32"
-      : cluster.device.bf16 ? "bf16"
-                            : "fp16",
-      static_cast<double>(answer.parameters) * 1e-6, batch, cluster.ranks(),
-      cluster.device.name == kThisMachine ? "ranks of this machine" : cluster.device.name,
-      cluster.hosts, cluster.hosts == 1 ? "" : "s");
+  return fmt::format("{} in {}, {:.1f} M parameters; {}; {} {} on {} host{}", model,
+                     !question.bf16        ? "fp32"
+                     : cluster.device.bf16 ? "bf16"
+                                           : "fp16",
+                     static_cast<double>(answer.parameters) * 1e-6, batch, cluster.ranks(),
+                     cluster.device.name != kThisMachine ? cluster.device.name
+                     : cluster.hosts == 1                ? "ranks of this machine"
+                                                         : "ranks of such machines",
+                     cluster.hosts, cluster.hosts == 1 ? "" : "s");
 }
 
 std::string here_text(const Cluster& cluster) {
   return fmt::format(
       "A rank of this machine: {:.4g} GFLOP/s in fp32, {:.4g} in bf16; {:.3g} GB/s of memory, "
-      "{:.3g} "
-      "to other ranks{}; {} for all\n",
+      "{:.3g} to other ranks{}{}; {} for all\n",
       cluster.device.flops_fp32 * 1e-9, cluster.device.flops * 1e-9,
       cluster.device.bandwidth * 1e-9, cluster.inside.bandwidth * 1e-9,
+      cluster.hosts > 1
+          ? fmt::format("; {:.3g} GB/s between hosts, {:.3g} ms for a message",
+                        cluster.between.bandwidth * 1e-9, cluster.between.latency * 1e3)
+          : "",
       cluster.nvme > 0 ? fmt::format("; a disk of {:.3g} GB/s", cluster.nvme * 1e-9) : "",
       format_bytes(cluster.host_memory));
 }

@@ -30,8 +30,8 @@ double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
   constexpr int kLeast = 3, kMost = 100;
   (void)HostAllocator::instance();  // a run has it too
   const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  const int threads = static_cast<int>(std::max<int64_t>(1, cores / ranks));
   const int before = at::get_num_threads();
+  const int threads = std::min(before, static_cast<int>(std::max<int64_t>(1, cores / ranks)));
   std::vector<double> seconds(static_cast<size_t>(ranks));
   std::vector<std::exception_ptr> failures(seconds.size());
   std::barrier together(static_cast<std::ptrdiff_t>(ranks));

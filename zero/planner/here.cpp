@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <numeric>
 #include <set>
@@ -12,6 +14,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
+#include "zero/comm/gather_records.h"
 #include "zero/models/layers/matmul.h"
 #include "zero/planner/as_ranks.h"
 #include "zero/store/speed.h"
@@ -47,7 +50,52 @@ double free_bytes(const std::vector<std::string>& folders) {
   return bytes;
 }
 
+/// Returns the median of the seconds of an all-gather of `bytes` bytes of each rank, which the
+/// slowest rank takes. The calls go on for about `seconds`. Collective.
+double seconds_of_gather(comm::Group& group, int64_t bytes, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kLeast = 3, kMost = 100;
+  auto whole = group.empty(bytes * group.size(), at::kByte, Category::communication);
+  whole.zero_();
+  const auto mine = whole.narrow(0, bytes * group.rank(), bytes);
+  const auto once = [&] {
+    const auto begin = Clock::now();
+    group.all_gather(whole, mine, "a measurement of the network").wait();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  once();
+  const auto slowest = [&](double own) {
+    const auto all = comm::gather_records(group, own, "time");
+    return *std::ranges::max_element(all);
+  };
+  const double first = slowest(once());
+  const int count = std::clamp(static_cast<int>(seconds / std::max(first, 1e-9)), kLeast, kMost);
+  std::vector<double> times;
+  for (int i = 0; i < count; ++i) times.push_back(once());
+  std::ranges::nth_element(times, times.begin() + count / 2);
+  return slowest(times[static_cast<size_t>(count / 2)]);
+}
+
 }  // namespace
+
+Link measured_network(comm::Group& group) {
+  const auto& topology = group.topology();
+  if (topology.hosts == 1)
+    throw ConfigError("There is no network to measure: the ranks are on one host.");
+  if (!topology.regular) {
+    throw ConfigError(
+        "A plan is for hosts that have as many ranks each, which follow one another; the hosts of "
+        "this job do not. Start as many on each.");
+  }
+  constexpr int64_t kFew = 8, kMost = int64_t{4} << 20, kOfAll = int64_t{64} << 20;
+  constexpr double kSeconds = 0.2;
+  const int64_t many = std::clamp(kOfAll / group.size(), kFew, kMost) / kFew * kFew;
+  const double latency = seconds_of_gather(group, kFew, kSeconds / 4);
+  const double seconds = seconds_of_gather(group, many, kSeconds);
+  const double leaves = static_cast<double>(many) * (topology.hosts - 1) * topology.local_size;
+  return {.bandwidth = leaves / std::max(seconds - latency, seconds / 10),
+          .latency = latency / std::ceil(std::log2(topology.hosts))};
+}
 
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders) {
   if (ranks < 1) throw ConfigError(fmt::format("There are {} ranks; give 1 or more.", ranks));

@@ -1,4 +1,5 @@
-// This machine as a described one: its processors, memory and disk are measured in some seconds.
+// This machine as a described one: its processors, memory and disk are measured in some seconds,
+// and so is the network to hosts like it.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/comm/group.h"
 #include "zero/planner/hardware.h"
 
 namespace zero::plan {
@@ -21,5 +23,11 @@ inline constexpr std::string_view kThisMachine = "this machine";
 /// available now. Throws ConfigError for ranks below 1, and StoreError for a folder that cannot be
 /// used.
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders = {});
+
+/// Measures the network between the hosts of a group by all-gathers, for half a second: the
+/// bandwidth of a host and the latency of a message, as `Cluster::between` has them. Every rank
+/// gets the same figures. Collective. Throws ConfigError for a group on one host, and for hosts
+/// that have different numbers of ranks.
+Link measured_network(comm::Group& group);
 
 }  // namespace zero::plan

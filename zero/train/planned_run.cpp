@@ -57,7 +57,7 @@ std::vector<std::string> left_out(const Settings& settings) {
 
 }  // namespace
 
-PlannedRun plan_run(const Settings& given, int ranks,
+PlannedRun plan_run(const Settings& given, int ranks, int hosts,
                     const std::function<plan::Cluster(const Config&)>& machines) {
   auto settings = completed(given);
   const auto& program = settings.program;
@@ -66,7 +66,7 @@ PlannedRun plan_run(const Settings& given, int ranks,
   (void)task_data(program, data, *sizes, 0, ranks);
   (void)schedule_of(settings);
   auto size = step_size(settings, *sizes, ranks);
-  size.available = available_memory().available / ranks;  // all ranks are on this host
+  size.available = available_memory().available / (ranks / hosts);
   auto tiers = choose_tiers(settings.engine, size);
   settings.engine = std::move(tiers.config);
   auto cluster = machines(settings.engine);

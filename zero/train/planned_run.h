@@ -1,7 +1,7 @@
 // The plan of a run of `zero train`, before it starts: what its step takes of this or of another
 // machine, beside other configurations with steps of as many sequences.
 //
-//   const auto planned = zero::train::plan_run(settings, 2, [](const zero::Config& config) {
+//   const auto planned = zero::train::plan_run(settings, 2, 1, [](const zero::Config& config) {
 //     return zero::plan::measured_here(2, config.nvme_folders());
 //   });
 //   std::cout << zero::plan::memory_text(planned.run, "this run");
@@ -26,12 +26,12 @@ struct PlannedRun {
   std::vector<std::string> notes;
 };
 
-/// Plans a run on `ranks` ranks of the machines that `machines` describes, which is called with the
-/// run's configuration once the rest is known to be right. The traced model is the run's: with its
-/// adapter, frozen parameters, tiles, dropout and recomputation. Opens the data, and writes
-/// nothing. Throws ConfigError and DataError as the run would, and ConfigError for a run on a
-/// device that is none of the machines'.
-PlannedRun plan_run(const Settings& settings, int ranks,
+/// Plans a run on `ranks` ranks, evenly on `hosts` hosts, of the machines that `machines`
+/// describes, which is called with the run's configuration once the rest is known to be right. The
+/// traced model is the run's: with its adapter, frozen parameters, tiles, dropout and
+/// recomputation. Opens the data, and writes nothing. Throws ConfigError and DataError as the run
+/// would, and ConfigError for a run on a device that is none of the machines'.
+PlannedRun plan_run(const Settings& settings, int ranks, int hosts,
                     const std::function<plan::Cluster(const Config&)>& machines);
 
 }  // namespace zero::train

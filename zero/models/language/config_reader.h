@@ -21,12 +21,13 @@
 namespace zero {
 
 /// Keys that change nothing of what a model computes in training.
-inline constexpr std::array<std::string_view, 18> kIdleKeys{"architectures",
+inline constexpr std::array<std::string_view, 19> kIdleKeys{"architectures",
                                                             "auto_map",
                                                             "dtype",
                                                             "torch_dtype",
                                                             "transformers_version",
                                                             "use_cache",
+                                                            "cache_implementation",
                                                             "attn_implementation",
                                                             "id2label",
                                                             "label2id",

@@ -9,24 +9,34 @@
 
 namespace zero {
 
-/// Maps x (..., C) to (..., C): x / sqrt(mean(x^2) + eps) times `weight` (C). The quotient is
-/// computed in fp32 and rounded to the dtype of x before it is multiplied, in which Llama's order
-/// of casts differs from at::rms_norm's. Keeps x alone for backward, in which the gradient of the
-/// weight is computed where zero::gradient_place says. Differentiable twice.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// Says by what a norm multiplies the quotient, which is computed in fp32.
+enum class NormScale : uint8_t {
+  weight,         ///< Llama: by the weight, after it is rounded to the dtype of x
+  weight_and_one  ///< Gemma: by 1 + weight in fp32, before it is rounded
+};
+
+/// Maps x (..., C) to (..., C): x / sqrt(mean(x^2) + eps) times what `scale` makes of `weight` (C).
+/// Either order of casts differs from at::rms_norm's. Keeps x alone for backward, in which the
+/// gradient of the weight is computed where zero::gradient_place says. Differentiable twice.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps,
+                    NormScale scale = NormScale::weight);
 
 /// Is a layer with this function.
 class RmsNormImpl : public torch::nn::Cloneable<RmsNormImpl> {
  public:
-  RmsNormImpl(int64_t width, double eps) : width_(width), eps_(eps) { reset(); }
+  RmsNormImpl(int64_t width, double eps, NormScale scale = NormScale::weight)
+      : width_(width), eps_(eps), scale_(scale) {
+    reset();
+  }
   void reset() final;
-  at::Tensor forward(const at::Tensor& x) { return rms_norm(x, weight, eps_); }
+  at::Tensor forward(const at::Tensor& x) { return rms_norm(x, weight, eps_, scale_); }
 
-  at::Tensor weight;  ///< (C), ones at first
+  at::Tensor weight;  ///< (C); at first it multiplies by one
 
  private:
   int64_t width_;
   double eps_;
+  NormScale scale_;
 };
 TORCH_MODULE(RmsNorm);
 

@@ -1,4 +1,4 @@
-// The gate of a feed-forward layer (Shazeer, arXiv 2002.05202).
+// The gates of a feed-forward layer (Shazeer, arXiv 2002.05202).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,5 +8,8 @@ namespace zero {
 /// Returns silu(gate) * up, elementwise, of one shape and dtype. Keeps its two inputs alone for
 /// backward. It is differentiable twice.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+/// Does the same with GELU in its tanh form in place of SiLU.
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace zero

@@ -1,5 +1,9 @@
 #include "zero/models/llama/llama.h"
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cmath>
 #include <map>
 
 #include "zero/models/layers/key_value_cache.h"
@@ -15,6 +19,17 @@ Projection projection(const LlamaConfig& config, int64_t in, int64_t out, bool b
       ProjectionOptions{in, out, WeightLayout::out_in, bias, config.initializer_range});
 }
 
+RmsNorm make_norm(const LlamaConfig& config, int64_t width) {
+  return RmsNorm(width, config.norm_eps,
+                 config.gemma ? NormScale::weight_and_one : NormScale::weight);
+}
+
+float rounded(float value, at::ScalarType dtype) {
+  if (dtype == at::kBFloat16) return static_cast<float>(c10::BFloat16(value));
+  if (dtype == at::kHalf) return static_cast<float>(c10::Half(value));
+  return value;
+}
+
 }  // namespace
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config) : config_(config) { reset(); }
@@ -28,8 +43,8 @@ void LlamaAttentionImpl::reset() {
   v_proj = register_module("v_proj", projection(c, c.width, keys, c.qkv_bias));
   o_proj = register_module("o_proj", projection(c, queries, c.width, c.output_bias));
   if (!c.head_norms) return;
-  q_norm = register_module("q_norm", RmsNorm(c.head_dim, c.norm_eps));
-  k_norm = register_module("k_norm", RmsNorm(c.head_dim, c.norm_eps));
+  q_norm = register_module("q_norm", make_norm(c, c.head_dim));
+  k_norm = register_module("k_norm", make_norm(c, c.head_dim));
 }
 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTable& table,
@@ -52,8 +67,10 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTable& t
     keys = all.keys;
     values = all.values;
   }
+  const double scalar = config_.query_scalar;
+  const auto scale = scalar > 0 ? std::optional(1 / std::sqrt(scalar)) : std::nullopt;
   return o_proj(causal_attention(queries, keys, values, mask,
-                                 is_training() ? config_.attention_dropout : 0.0));
+                                 is_training() ? config_.attention_dropout : 0.0, scale));
 }
 
 LlamaMlpImpl::LlamaMlpImpl(const LlamaConfig& config) : config_(config) { reset(); }
@@ -66,23 +83,34 @@ void LlamaMlpImpl::reset() {
 }
 
 at::Tensor LlamaMlpImpl::forward(const at::Tensor& x) {
-  return down_proj(swiglu(gate_proj(x), up_proj(x)));
+  return down_proj(config_.gemma ? geglu(gate_proj(x), up_proj(x))
+                                 : swiglu(gate_proj(x), up_proj(x)));
 }
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) : config_(config) { reset(); }
 
 void LlamaBlockImpl::reset() {
-  const auto norm = [&] { return RmsNorm(config_.width, config_.norm_eps); };
+  const auto make = [&](const char* name) {
+    return register_module(name, make_norm(config_, config_.width));
+  };
   self_attn = register_module("self_attn", LlamaAttention(config_));
   mlp = register_module("mlp", LlamaMlp(config_));
-  input_layernorm = register_module("input_layernorm", norm());
-  post_attention_layernorm = register_module("post_attention_layernorm", norm());
+  input_layernorm = make("input_layernorm");
+  post_attention_layernorm = make("post_attention_layernorm");
+  if (!config_.branch_norms) return;
+  pre_feedforward_layernorm = make("pre_feedforward_layernorm");
+  post_feedforward_layernorm = make("post_feedforward_layernorm");
 }
 
 at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTable& table,
                                    const AttentionMask& mask, KeyValueCache* cache, size_t layer) {
-  const auto middle = add_branch(self_attn(input_layernorm(x), table, mask, cache, layer), x);
-  return add_branch(mlp(post_attention_layernorm(middle)), middle);
+  const auto seen = self_attn(input_layernorm(x), table, mask, cache, layer);
+  if (!config_.branch_norms) {
+    const auto middle = add_branch(seen, x);
+    return add_branch(mlp(post_attention_layernorm(middle)), middle);
+  }
+  const auto middle = add_branch(post_attention_layernorm(seen), x);
+  return add_branch(post_feedforward_layernorm(mlp(pre_feedforward_layernorm(middle))), middle);
 }
 
 LlamaBodyImpl::LlamaBodyImpl(const LlamaConfig& config) : config_(config) { reset(); }
@@ -93,7 +121,7 @@ void LlamaBodyImpl::reset() {
       "embed_tokens", EmbeddingTable(c.vocab_size, c.width, c.initializer_range, c.padding));
   layers = register_module("layers", torch::nn::ModuleList());
   for (int64_t layer = 0; layer < c.layers; ++layer) layers->push_back(LlamaBlock(c));
-  norm = register_module("norm", RmsNorm(c.width, c.norm_eps));
+  norm = register_module("norm", make_norm(c, c.width));
 }
 
 LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(config) {
@@ -115,8 +143,11 @@ const at::Tensor& LlamaImpl::output_weight() const {
 
 at::Tensor LlamaImpl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
                                    const Places& /*places*/) {
-  return slot.defined() ? tied_embedding(input_weight(), tokens, slot, config_.padding)
-                        : model->embed_tokens(tokens);
+  const auto x = slot.defined() ? tied_embedding(input_weight(), tokens, slot, config_.padding)
+                                : model->embed_tokens(tokens);
+  if (!config_.gemma) return x;
+  const double root = std::sqrt(static_cast<double>(config_.width));
+  return x * rounded(static_cast<float>(root), x.scalar_type());
 }
 
 std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValueCache* cache,
@@ -124,14 +155,18 @@ std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValue
   const int64_t sequence = documents ? documents->longest : tokens.size(1);
   const int64_t past = cache == nullptr ? 0 : cache->length();
   const auto device = tokens.device();
-  auto table = rotary_table(config_.rotary, config_.head_dim, config_.context,
-                            documents ? documents->end : past + sequence, device);
-  if (documents) {
-    table = rows_at(table, documents->positions);
-  } else if (past > 0) {
-    table.cosines = table.cosines.narrow(0, past, sequence);
-    table.sines = table.sines.narrow(0, past, sequence);
-  }
+  const auto table_of = [&](const RotaryOptions& rotary) {
+    auto table = rotary_table(rotary, config_.head_dim, config_.context,
+                              documents ? documents->end : past + sequence, device);
+    if (documents) return rows_at(table, documents->positions);
+    if (past > 0) {
+      table.cosines = table.cosines.narrow(0, past, sequence);
+      table.sines = table.sines.narrow(0, past, sequence);
+    }
+    return table;
+  };
+  const auto table = table_of(config_.rotary);
+  const auto of_windows = config_.window_rotary ? table_of(*config_.window_rotary) : table;
   std::map<int64_t, at::Tensor> masks;  // by window
   std::vector<Block> all;
   for (size_t layer = 0; layer < config_.windows.size(); ++layer) {
@@ -139,7 +174,7 @@ std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValue
     auto& seen = masks[window];
     if (!seen.defined()) seen = cached_mask(past, sequence, window, device);
     all.emplace_back(
-        [block = model->layers->ptr<LlamaBlockImpl>(layer), table,
+        [block = model->layers->ptr<LlamaBlockImpl>(layer), table = window > 0 ? of_windows : table,
          mask = AttentionMask{.seen = seen, .documents = documents}, cache,
          layer](const at::Tensor& x) { return block->forward(x, table, mask, cache, layer); });
   }

@@ -1,5 +1,5 @@
 // Llama (Touvron et al., arXiv 2302.13971) and its relatives as a torch::nn::Module with Hugging
-// Face's parameter names: Llama 2 and 3, Qwen 2 and 3, Mistral.
+// Face's parameter names: Llama 2 and 3, Qwen 2 and 3, Mistral, Gemma 1 and 3.
 //
 // B is the batch, T the sequence, C the width, V the vocabulary, H and K the heads of queries and
 // of keys, D their width. A parameter is only ever touched by LibTorch operators.
@@ -62,7 +62,8 @@ class LlamaMlpImpl : public torch::nn::Cloneable<LlamaMlpImpl> {
 };
 TORCH_MODULE(LlamaMlp);
 
-/// One layer: x + attention(norm(x)), then x + mlp(norm(x)). (B, T, C) -> (B, T, C).
+/// One layer: x + attention(norm(x)), then x + mlp(norm(x)). With LlamaConfig::branch_norms what is
+/// added is normed too. (B, T, C) -> (B, T, C).
 class LlamaBlockImpl : public torch::nn::Cloneable<LlamaBlockImpl> {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
@@ -73,7 +74,9 @@ class LlamaBlockImpl : public torch::nn::Cloneable<LlamaBlockImpl> {
   LlamaAttention self_attn{nullptr};
   LlamaMlp mlp{nullptr};
   RmsNorm input_layernorm{nullptr};
-  RmsNorm post_attention_layernorm{nullptr};
+  RmsNorm post_attention_layernorm{nullptr};   ///< before mlp; of a normed branch, behind attention
+  RmsNorm pre_feedforward_layernorm{nullptr};  ///< these two where branches are normed
+  RmsNorm post_feedforward_layernorm{nullptr};
 
  private:
   LlamaConfig config_;

@@ -59,11 +59,18 @@ void LlamaConfig::validate() const {
         "The model's pad_token_id is {}, which its vocabulary of {} tokens does not have.", padding,
         vocab_size));
   }
-  if (!(rotary.theta > 0 && rotary.factor > 0)) {
+  for (const auto& each : {rotary, window_rotary.value_or(rotary)}) {
+    if (each.theta > 0 && each.factor > 0) continue;
     throw ConfigError(
         fmt::format("The model's rope_theta is {} and the factor of its rope_scaling {}; both must "
                     "be positive.",
-                    rotary.theta, rotary.factor));
+                    each.theta, each.factor));
+  }
+  if (!(query_scalar >= 0)) {
+    throw ConfigError(
+        fmt::format("The model's query_pre_attn_scalar is {}; it must be positive, since scores "
+                    "are divided by its root.",
+                    query_scalar));
   }
   if (rotary.kind == RotaryKind::llama3 &&
       !(rotary.low_frequency_factor > 0 &&
@@ -100,7 +107,7 @@ std::vector<std::array<int64_t, 2>> LlamaConfig::matrices() const {
 }
 
 int64_t LlamaConfig::parameter_count() const {
-  int64_t layer = 2 * width;  // norms
+  int64_t layer = (branch_norms ? 4 : 2) * width;  // norms
   if (qkv_bias) layer += (heads + 2 * key_heads) * head_dim;
   if (output_bias) layer += width;
   if (inner_bias) layer += 2 * inner + width;

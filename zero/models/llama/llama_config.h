@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +14,7 @@ namespace zero {
 
 /// The model types of config.json that this architecture computes. They differ in which values a
 /// config.json leaves out, and in what LlamaConfig has of biases, norms and windows.
-enum class LlamaFamily : uint8_t { llama, qwen2, qwen3, mistral };
+enum class LlamaFamily : uint8_t { llama, qwen2, qwen3, mistral, gemma, gemma3 };
 
 struct LlamaConfig {
   LlamaFamily family = LlamaFamily::llama;
@@ -26,15 +27,21 @@ struct LlamaConfig {
   int64_t key_heads = 32;  ///< K, of keys and values; H is a multiple of it
   int64_t head_dim = 128;  ///< D; H D may differ from C
   double norm_eps = 1e-6;
-  bool qkv_bias = false;     ///< of the projections of queries, keys and values
-  bool output_bias = false;  ///< of the projection behind attention
-  bool inner_bias = false;   ///< of the feed-forward layer
-  bool head_norms = false;   ///< each query and key is normed before it is turned
+  bool qkv_bias = false;      ///< of the projections of queries, keys and values
+  bool output_bias = false;   ///< of the projection behind attention
+  bool inner_bias = false;    ///< of the feed-forward layer
+  bool head_norms = false;    ///< each query and key is normed before it is turned
+  bool branch_norms = false;  ///< what a branch adds is normed too
+  /// Norms multiply by 1 + weight, embeddings are multiplied by the root of C, which is rounded to
+  /// their dtype, and gates are GELU in its tanh form.
+  bool gemma = false;
+  double query_scalar = 0;  ///< attention's scores are divided by its root; 0: by that of D
   bool tie_word_embeddings = false;
   double attention_dropout = 0.0;
   double initializer_range = 0.02;
   int64_t padding = -1;  ///< the token whose embedding is not trained; -1: none
   RotaryOptions rotary{};
+  std::optional<RotaryOptions> window_rotary{};  ///< of layers with a window; none: `rotary`
   /// By layer: a position sees itself and the window - 1 before; 0: all before.
   std::vector<int64_t> windows{};
   /// Keys of config.json that mean nothing here and are written as they were read: an object.

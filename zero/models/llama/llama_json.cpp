@@ -25,7 +25,7 @@ struct FamilyFacts {
   LlamaConfig defaults;  ///< a head_dim of 0 is width / heads
 };
 
-const std::array<FamilyFacts, 4>& families() {
+const std::array<FamilyFacts, 6>& families() {
   static const auto table = [] {
     LlamaConfig llama{.head_dim = 0};
     LlamaConfig qwen2 = llama;
@@ -44,14 +44,50 @@ const std::array<FamilyFacts, 4>& families() {
     mistral.inner = 14336;
     mistral.key_heads = 8;
     mistral.context = 131072;
-    return std::array<FamilyFacts, 4>{{
+    LlamaConfig gemma{.family = LlamaFamily::gemma,
+                      .vocab_size = 256000,
+                      .context = 8192,
+                      .width = 3072,
+                      .inner = 24576,
+                      .layers = 28,
+                      .heads = 16,
+                      .key_heads = 16,
+                      .head_dim = 256,
+                      .gemma = true,
+                      .tie_word_embeddings = true,
+                      .padding = 0};
+    LlamaConfig gemma3 = gemma;
+    gemma3.family = LlamaFamily::gemma3;
+    gemma3.vocab_size = 262208;
+    gemma3.context = 131072;
+    gemma3.width = 2304;
+    gemma3.inner = 9216;
+    gemma3.layers = 26;
+    gemma3.heads = 8;
+    gemma3.key_heads = 4;
+    gemma3.head_norms = true;
+    gemma3.branch_norms = true;
+    gemma3.query_scalar = 256;
+    gemma3.rotary.theta = 1e6;
+    gemma3.window_rotary.emplace();
+    return std::array<FamilyFacts, 6>{{
         {LlamaFamily::llama, "llama", "LlamaForCausalLM", llama},
         {LlamaFamily::qwen2, "qwen2", "Qwen2ForCausalLM", qwen2},
         {LlamaFamily::qwen3, "qwen3", "Qwen3ForCausalLM", qwen3},
         {LlamaFamily::mistral, "mistral", "MistralForCausalLM", mistral},
+        {LlamaFamily::gemma, "gemma", "GemmaForCausalLM", gemma},
+        {LlamaFamily::gemma3, "gemma3_text", "Gemma3ForCausalLM", gemma3},
     }};
   }();
   return table;
+}
+
+bool has_attention_bias(LlamaFamily family) {
+  return family != LlamaFamily::qwen2 && family != LlamaFamily::mistral;
+}
+
+std::string activation_of(const LlamaConfig& config) {
+  return config.gemma ? "gelu_pytorch_tanh" : "silu";
 }
 
 const FamilyFacts& facts_of(LlamaFamily family) { return families()[static_cast<size_t>(family)]; }
@@ -133,6 +169,32 @@ RotaryOptions rotary_of(const ConfigReader& read) {
   return rotary;
 }
 
+/// Reads Gemma 3's rotary positions, which differ for layers with and without a window.
+void read_rotary_by_layer(const ConfigReader& read, LlamaConfig& config) {
+  const bool named = read.has("rope_parameters");
+  const ConfigReader kinds(named ? read.object().at("rope_parameters") : nlohmann::json::object(),
+                           fmt::format("{}: rope_parameters", read.source()));
+  if (!kinds.object().is_object())
+    throw ConfigError(fmt::format("{}: it is no object.", kinds.source()));
+  kinds.refuse_others({"full_attention", "sliding_attention"});
+  const auto of = [&](const char* kind, const char* theta, double fallback, bool scaled) {
+    nlohmann::json object{{"rope_theta", read.get(theta, fallback)},
+                          {"max_position_embeddings", config.context}};
+    if (kinds.has(kind)) object["rope_parameters"] = kinds.object().at(kind);
+    if (scaled && read.has("rope_scaling")) object["rope_scaling"] = read.object()["rope_scaling"];
+    return rotary_of(ConfigReader(object, fmt::format("{}: {}", read.source(), kind)));
+  };
+  config.window_rotary =
+      of("sliding_attention", "rope_local_base_freq", config.window_rotary->theta, false);
+  if (config.window_rotary->kind != RotaryKind::standard) {
+    throw ConfigError(fmt::format(
+        "{}: the rope_type of sliding_attention is another than 'default', which is the only one "
+        "that is supported there.",
+        kinds.source()));
+  }
+  config.rotary = of("full_attention", "rope_theta", config.rotary.theta, true);
+}
+
 /// Returns the windows by layer.
 std::vector<int64_t> windows_of(const ConfigReader& read, const LlamaConfig& config) {
   std::vector<int64_t> windows(static_cast<size_t>(config.layers), 0);
@@ -148,12 +210,21 @@ std::vector<int64_t> windows_of(const ConfigReader& read, const LlamaConfig& con
     std::fill(windows.begin(), windows.end(), window);
     return windows;
   }
-  if (config.family == LlamaFamily::llama) {
+  if (config.family == LlamaFamily::llama || config.family == LlamaFamily::gemma) {
     if (read.has("sliding_window")) read.require<int64_t>("sliding_window", 0);
     return windows;
   }
-  if (!read.get("use_sliding_window", false)) return windows;
-  const auto first = read.get<int64_t>("max_window_layers", 28);
+  const bool gemma3 = config.family == LlamaFamily::gemma3;
+  if (!gemma3 && !read.get("use_sliding_window", false)) return windows;
+  // Gemma 3: every sixth layer has none.
+  const auto first = gemma3 ? 0 : read.get<int64_t>("max_window_layers", 28);
+  const auto every = gemma3 ? read.get<int64_t>("sliding_window_pattern", 6) : 0;
+  if (gemma3 && (window == 0 || every < 1)) {
+    throw ConfigError(fmt::format(
+        "{}: keys 'sliding_window' and 'sliding_window_pattern' are {} and {}; both must be "
+        "positive.",
+        read.source(), window, every));
+  }
   const bool named = read.has("layer_types");
   const auto types = named ? object.at("layer_types") : nlohmann::json::array();
   if (named && (!types.is_array() || types.size() != windows.size())) {
@@ -161,7 +232,9 @@ std::vector<int64_t> windows_of(const ConfigReader& read, const LlamaConfig& con
                                   read.source(), types.dump(), windows.size()));
   }
   for (size_t i = 0; i < windows.size(); ++i) {
-    const bool slides = named ? types[i] == "sliding_attention" : static_cast<int64_t>(i) >= first;
+    const auto layer = static_cast<int64_t>(i);
+    const bool slides = named ? types[i] == "sliding_attention"
+                              : layer >= first && (every == 0 || (layer + 1) % every != 0);
     if (named && !slides && types[i] != "full_attention") {
       throw ConfigError(
           fmt::format("{}: key 'layer_types' has {}, and only \"full_attention\" and "
@@ -241,19 +314,34 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
   config.tie_word_embeddings = get("tie_word_embeddings", config.tie_word_embeddings);
   config.attention_dropout = get("attention_dropout", config.attention_dropout);
   config.initializer_range = get("initializer_range", config.initializer_range);
-  if (config.family == LlamaFamily::llama || config.family == LlamaFamily::qwen3) {
+  if (has_attention_bias(config.family))
     config.qkv_bias = config.output_bias = get("attention_bias", false);
-  }
   if (config.family == LlamaFamily::llama) config.inner_bias = get("mlp_bias", false);
   if (config.family == LlamaFamily::qwen2 || config.family == LlamaFamily::qwen3)
     known.insert({"use_sliding_window", "layer_types"});
-  known.insert("hidden_act");
-  read.require<std::string>("hidden_act", "silu");
-  config.padding = get("pad_token_id", config.padding);
+  const bool gemma3 = config.family == LlamaFamily::gemma3;
+  const char* activation = gemma3 ? "hidden_activation" : "hidden_act";
+  known.insert(activation);
+  // Gemma's first files say gelu and mean the tanh form, and so does transformers.
+  const bool older = config.family == LlamaFamily::gemma &&
+                     read.get<std::string>(activation, activation_of(config)) == "gelu";
+  if (!older) read.require<std::string>(activation, activation_of(config));
+  if (older) known.insert("hidden_activation");
+  if (gemma3) {
+    known.insert({"rope_local_base_freq", "sliding_window_pattern", "layer_types"});
+    config.query_scalar = get("query_pre_attn_scalar", config.query_scalar);
+  }
+  const auto& object = read.object();
+  const bool unpadded = object.contains("pad_token_id") && object["pad_token_id"].is_null();
+  config.padding = unpadded ? -1 : get("pad_token_id", config.padding);
   if (read.has("pad_token_id") && config.padding < 0) config.padding += config.vocab_size;
   known.insert({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
                 "original_max_position_embeddings"});
-  config.rotary = rotary_of(read);
+  if (gemma3) {
+    read_rotary_by_layer(read, config);
+  } else {
+    config.rotary = rotary_of(read);
+  }
   read.refuse_others(known);
 
   nlohmann::json ids = nlohmann::json::object();
@@ -267,33 +355,39 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
 }
 
 std::string LlamaConfig::to_json() const {
-  Json object{{"model_type", model_type(family)},
-              {"architectures", {class_name(family)}},
-              {"vocab_size", vocab_size},
-              {"max_position_embeddings", context},
-              {"hidden_size", width},
-              {"intermediate_size", inner},
-              {"num_hidden_layers", layers},
-              {"num_attention_heads", heads},
-              {"num_key_value_heads", key_heads},
-              {"head_dim", head_dim},
-              {"hidden_act", "silu"},
-              {"rms_norm_eps", norm_eps},
-              {"rope_theta", rotary.theta},
-              {"rope_scaling", scaling_of(rotary)},
-              {"attention_dropout", attention_dropout},
-              {"initializer_range", initializer_range},
-              {"tie_word_embeddings", tie_word_embeddings}};
-  if (family == LlamaFamily::llama || family == LlamaFamily::qwen3)
-    object["attention_bias"] = qkv_bias;
+  Json object{
+      {"model_type", model_type(family)},
+      {"architectures", {class_name(family)}},
+      {"vocab_size", vocab_size},
+      {"max_position_embeddings", context},
+      {"hidden_size", width},
+      {"intermediate_size", inner},
+      {"num_hidden_layers", layers},
+      {"num_attention_heads", heads},
+      {"num_key_value_heads", key_heads},
+      {"head_dim", head_dim},
+      {family == LlamaFamily::gemma3 ? "hidden_activation" : "hidden_act", activation_of(*this)},
+      {"rms_norm_eps", norm_eps},
+      {"rope_theta", rotary.theta},
+      {"rope_scaling", scaling_of(rotary)},
+      {"attention_dropout", attention_dropout},
+      {"initializer_range", initializer_range},
+      {"tie_word_embeddings", tie_word_embeddings}};
+  if (has_attention_bias(family)) object["attention_bias"] = qkv_bias;
   if (family == LlamaFamily::llama) object["mlp_bias"] = inner_bias;
   const int64_t window = windows.empty() ? 0 : *std::max_element(windows.begin(), windows.end());
   if (family == LlamaFamily::mistral) {
     object["sliding_window"] = window > 0 ? Json(window) : Json(nullptr);
-  } else if (family != LlamaFamily::llama) {
-    object["use_sliding_window"] = window > 0;
+  } else if (family != LlamaFamily::llama && family != LlamaFamily::gemma) {
+    const bool gemma3 = family == LlamaFamily::gemma3;
+    if (gemma3) {
+      object["query_pre_attn_scalar"] = query_scalar;
+      object["rope_local_base_freq"] = window_rotary->theta;
+    } else {
+      object["use_sliding_window"] = window > 0;
+    }
     object["sliding_window"] = window > 0 ? Json(window) : Json(nullptr);
-    if (window > 0) {
+    if (window > 0 || gemma3) {
       auto types = Json::array();
       for (const int64_t each : windows)
         types.push_back(each > 0 ? "sliding_attention" : "full_attention");
