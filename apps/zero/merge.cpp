@@ -25,7 +25,7 @@ constexpr const char* kMergeDescription =
     "Hugging Face folder of that model.\n\n"
     "  zero merge --from Llama-3.2-1B --adapter my_run --out merged\n\n"
     "Weights keep their dtype: each is W + scale (B A) in fp32, rounded once. With "
-    "--lora-quantize-base nf4 W is what an adapter of that option was trained on: the weights of "
+    "--lora-quantize-base W is what an adapter of that option was trained on: the weights of "
     "linear layers after they were quantised.";
 
 /// Returns the precision in which an engine keeps weights of these files as they are. Throws

@@ -58,13 +58,14 @@ CLI::Validator positive() { return number_check("POSITIVE", "above 0", false); }
 CLI::Validator not_negative() { return number_check("NONNEGATIVE", "of 0 or more", true); }
 
 void add_base_format(OptionParser& parser, BaseFormat& format) {
-  const std::map<std::string, BaseFormat> formats{{"none", BaseFormat::as_they_are},
-                                                  {"nf4", BaseFormat::nf4}};
+  std::map<std::string, BaseFormat> formats;
+  for (const auto& [name, each] : kBaseFormats) formats.emplace(name, each);
   parser
       .add_option_function<std::string>(
           "--lora-quantize-base",
           [&format, formats](const auto& name) { format = formats.at(name); },
-          "Quantise the weights of linear layers first, as the adapter's run did: nf4, or none")
+          "Quantise the weights of linear layers first, as the adapter's run did: nf4, int8, or "
+          "none")
       ->type_name("FORMAT")
       ->check(CLI::IsMember(formats));
 }

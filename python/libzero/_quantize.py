@@ -1,4 +1,4 @@
-"""Frozen weights of linear layers in 4 bits (QLoRA), as bytes that are sharded and gathered as such."""
+"""Frozen weights of linear layers in 4 or 8 bits (QLoRA), as bytes that are sharded and gathered as such."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import torch
 
 from . import _C
 
+FORMATS = ("nf4", "int8")
 
-def quantize_frozen(model: torch.nn.Module) -> int:
-    """Replaces the frozen `torch.nn.Linear` layers of `model` by layers whose weights are kept in NF4 with double quantisation, 4.127 bits a
-    number, and returns how many it replaced. Call it after `peft.get_peft_model`, which freezes the base model, and before `shard`:
+
+def quantize_frozen(model: torch.nn.Module, format: str = "nf4") -> int:
+    """Replaces the frozen `torch.nn.Linear` layers of `model` by layers whose weights are kept in "nf4", with double quantisation, 4.127 bits
+    a number, or in "int8" by blocks of 128, 8.25 bits, and returns how many it replaced. Call it after `peft.get_peft_model`, which freezes
+    the base model, and before `shard`:
 
         model = peft.get_peft_model(model, peft.LoraConfig(...))
         libzero.quantize_frozen(model)
         opt = libzero.shard(model, torch.optim.AdamW(p for p in model.parameters() if p.requires_grad), stage=3)
 
     A layer is frozen if its weight does not require gradients. Weights that other modules hold too (a tied head) stay as they are, and so do
-    layers of other classes. The numbers are those of `zero train --lora-quantize-base nf4`, bit for bit (docs/fine-tuning.md). A product
+    layers of other classes. The numbers are those of `zero train --lora-quantize-base`, bit for bit (docs/fine-tuning.md). A product
     computes in the dtype that the weight had, or in that of autocast.
 
-    Throws ConfigError if there is no such layer, and for a weight that is not in fp32, bf16 or fp16 on the CPU. Then nothing is replaced."""
+    Throws ConfigError for another format, if there is no such layer, and for a weight that is not in fp32, bf16 or fp16 on the CPU. Then nothing is replaced."""
+    if format not in FORMATS:
+        raise _C.ConfigError(f"quantize_frozen was given the format {format!r}. Give one of {', '.join(map(repr, FORMATS))}.")
     holders: dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -43,22 +48,22 @@ def quantize_frozen(model: torch.nn.Module) -> int:
         raise _C.ConfigError(
             "The frozen weights of linear layers were to be quantised, and the model has none. Freeze them first, as peft.get_peft_model does."
         )
-    layers: dict[torch.nn.Linear, Nf4Linear] = {}
+    layers: dict[torch.nn.Linear, PackedLinear] = {}
     for name, module in found.items():
         if module not in layers:  # one layer may stand at several places
-            layers[module] = Nf4Linear(module)
+            layers[module] = PackedLinear(module, format)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, layers[module])
     return len(layers)
 
 
-class Nf4Linear(torch.nn.Module):
+class PackedLinear(torch.nn.Module):
     """A linear layer whose frozen weight is a vector of bytes."""
 
-    def __init__(self, layer: torch.nn.Linear) -> None:
+    def __init__(self, layer: torch.nn.Linear, format: str) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
-        self.weight = torch.nn.Parameter(_C.nf4_packed(layer.weight.detach()), requires_grad=False)
+        self.in_features, self.out_features, self.dtype, self.format = layer.in_features, layer.out_features, layer.weight.dtype, format
+        self.weight = torch.nn.Parameter(_C.packed_weight(layer.weight.detach(), format), requires_grad=False)
         self.bias = layer.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,19 +71,19 @@ class Nf4Linear(torch.nn.Module):
         if torch.is_autocast_enabled(x.device.type):  # the values are read back in the dtype of the product
             dtype = torch.get_autocast_dtype(x.device.type)
             x = x.to(dtype)
-        product: torch.Tensor = _Product.apply(x, self.weight, self.out_features, self.in_features, dtype)
+        product: torch.Tensor = _Product.apply(x, self.weight, (self.format, self.out_features, self.in_features, dtype))
         return product if self.bias is None else product + self.bias.to(dtype)
 
     def values(self) -> torch.Tensor:
         """Returns the weight as it is read back, (out_features, in_features)."""
-        return _values(self.weight, self.out_features, self.in_features, self.dtype)
+        return _values(self.weight, self.format, self.out_features, self.in_features, self.dtype)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, nf4"
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.format}"
 
 
-def _values(packed: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    values: torch.Tensor = torch.ops.zero.nf4_values(packed, rows, columns, dtype)
+def _values(packed: torch.Tensor, format: str, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    values: torch.Tensor = torch.ops.zero.unpacked_weight(packed, format, rows, columns, dtype)
     return values
 
 
@@ -86,12 +91,12 @@ class _Product(torch.autograd.Function):
     """x W^T, whose W is read back in each pass, so that it lives as long as the product."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, matrix: tuple[str, int, int, torch.dtype]) -> torch.Tensor:
         ctx.save_for_backward(packed)
-        ctx.shape = (rows, columns, dtype)
-        return x @ _values(packed, rows, columns, dtype).t()
+        ctx.matrix = matrix
+        return x @ _values(packed, *matrix).t()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
-        return gradients[0] @ _values(packed, *ctx.shape), None, None, None, None
+        return gradients[0] @ _values(packed, *ctx.matrix), None, None

@@ -6,7 +6,7 @@
 #include "binding.h"
 #include "zero/device/plugin.h"
 #include "zero/models/layers/cross_entropy.h"
-#include "zero/models/layers/nf4_weight.h"
+#include "zero/models/layers/packed_weight.h"
 
 PYBIND11_MODULE(_C, module) {
   zero::python::bind_errors(module);
@@ -22,8 +22,9 @@ PYBIND11_MODULE(_C, module) {
                                         {.label_smoothing = label_smoothing, .divisor = divisor});
     });
   });
-  module.def("nf4_packed", [](const at::Tensor& values) {
-    return zero::python::released([&] { return zero::nf4_packed(values); });
+  module.def("packed_weight", [](const at::Tensor& values, const std::string& format) {
+    return zero::python::released(
+        [&] { return zero::packed_weight(values, zero::packed_format(format)); });
   });
   module.def("load_device_plugin", [](const std::string& type) {
     zero::python::released([&] { zero::load_device_plugin(c10::Device(type).type()); });

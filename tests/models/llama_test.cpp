@@ -208,10 +208,17 @@ TEST(LlamaConfig, ReadsBothSpellingsOfRotaryPositions) {
   EXPECT_EQ(both.factor, 2);
 }
 
+TEST(LlamaConfig, TakesWeightsThatBitsandbytesHasQuantised) {
+  EXPECT_NO_THROW(language_model_config_from_json(
+      R"({"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}})",
+      "config.json"));
+}
+
 TEST(LlamaConfig, RefusesByNameWhatIsNotComputed) {
   const std::vector<std::array<std::string, 3>> cases{
       {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act", "\"silu\""},
-      {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "quantization_config", ""},
+      {R"({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}})",
+       "quantization_config", "gptq"},
       {R"({"model_type": "llama", "logit_scale": 2.0})", "logit_scale", "2.0"},
       {R"({"model_type": "mistral", "attention_bias": true})", "attention_bias", "true"},
       {R"({"model_type": "llama", "rope_scaling": {"rope_type": "longrope"}})", "rope_type",

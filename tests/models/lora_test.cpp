@@ -226,13 +226,14 @@ TEST(Lora, EveryStageTrainsMagnitudesAlikeAndMergesThem) {
   auto settings = kSettings;
   settings.dora = true;
   const TemporaryFolder merged;
-  for (const bool nf4 : {false, true}) {
+  for (const auto& each : kBaseFormats) {
+    const auto format = each.second;
     std::vector<float> expected;
     for (int stage = 0; stage <= 3; ++stage) {
-      SCOPED_TRACE(std::to_string(stage) + (nf4 ? ", nf4" : ""));
+      SCOPED_TRACE(std::to_string(stage) + ", " + std::string(each.first));
       run_as_threads(2, [&, stage](std::shared_ptr<comm::Group> group) {
-        Tuned tuned(folder, settings, config(stage), group, 0, nf4);
-        begin_magnitudes(*tuned.engine, tuned.lora);
+        Tuned tuned(folder, settings, config(stage), group, 0, format);
+        begin_magnitudes(*tuned.engine, tuned.lora, quantised_weights(tuned.model->module()));
         const auto before = tuned.engine->parameter(tuned.lora.layers.front().magnitude());
         std::vector<float> losses;
         for (int i = 0; i < 3; ++i) losses.push_back(tuned.step(data));
@@ -243,7 +244,7 @@ TEST(Lora, EveryStageTrainsMagnitudesAlikeAndMergesThem) {
         if (group->rank() != 0) return;
         if (expected.empty()) expected = losses;
         EXPECT_EQ(losses, expected);
-        if (!nf4) {
+        if (format == BaseFormat::as_they_are) {
           EXPECT_NEAR(losses[0], data.loss, 1e-5 * data.loss);
         }
         const auto model = language_model_config(merged.path().string())->build();

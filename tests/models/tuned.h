@@ -33,7 +33,8 @@ inline Config config(int stage, bool bf16 = false) {
 /// A model with an adapter, whose engine has read the weights beneath.
 struct Tuned {
   Tuned(const std::string& folder, const LoraSettings& settings, Config config,
-        std::shared_ptr<comm::Group> group, int64_t tile_elements = 0, bool nf4 = false) {
+        std::shared_ptr<comm::Group> group, int64_t tile_elements = 0,
+        BaseFormat base = BaseFormat::as_they_are) {
     {
       const WithoutValues none;
       model = language_model_config(folder)->build();
@@ -41,7 +42,7 @@ struct Tuned {
     tile_linears(model->module(), tile_elements);
     torch::manual_seed(5);
     lora = add_lora(model->module(), settings);
-    if (nf4) quantise_frozen(model->module());
+    if (base != BaseFormat::as_they_are) quantise_frozen(model->module(), base);
     auto tensors = named_tensors(model->module());
     tensors.values_follow = true;
     engine = std::make_unique<Engine>(
@@ -51,7 +52,7 @@ struct Tuned {
     load_pretrained(*engine, folder,
                     {.places = model->export_places(),
                      .tied = model->tied_names(),
-                     .nf4 = quantised_weights(model->module()),
+                     .packed = quantised_weights(model->module()),
                      .added = added_parameters(lora)});
   }
   /// Sets all B, so that the adapter changes what the model computes.
@@ -76,7 +77,7 @@ struct Tuned {
   void export_merged(const std::string& folder) {
     save_pretrained(*engine, folder,
                     {.places = model->export_places(),
-                     .nf4 = quantised_weights(model->module()),
+                     .packed = quantised_weights(model->module()),
                      .merged = merged_products(lora),
                      .config_json = model->config().to_json()});
   }

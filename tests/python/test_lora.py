@@ -1,5 +1,5 @@
 """LoRA of `zero train` beside peft's: 20 steps from one adapter give its losses in fp32, peft reads the adapter that the
-run writes, and transformers reads the merged model, to equal logits. Some tokens are not supervised. With a base in NF4
+run writes, and transformers reads the merged model, to equal logits. Some tokens are not supervised. With a quantised base
 peft's model has the weights that the definition gives, which are computed here, in double."""
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ def base_of(source: pathlib.Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
 
 
+def seventeen_bits(value: numpy.float32) -> numpy.float32:
+    """Returns a scale with 17 significant bits, which is at least 2^-117."""
+    fraction, exponent = numpy.frexp(value)
+    return numpy.float32(max(numpy.ldexp(numpy.rint(numpy.ldexp(float(fraction), 17)), exponent - 17), 2.0**-117))
+
+
 def through_nf4(weight: torch.Tensor) -> torch.Tensor:
     """Returns a matrix as it is read back from NF4 with double quantisation (docs/fine-tuning.md)."""
     numbers = weight.flatten().numpy()
@@ -66,21 +72,34 @@ def through_nf4(weight: torch.Tensor) -> torch.Tensor:
     rest = scales - mean
     for begin in range(0, len(rest), 256):
         part = rest[begin : begin + 256]
-        fraction, exponent = numpy.frexp(numpy.abs(part).max() / numpy.float32(448))
-        unit = numpy.float32(max(numpy.ldexp(numpy.rint(numpy.ldexp(float(fraction), 17)), exponent - 17), 2.0**-117))
+        unit = seventeen_bits(numpy.abs(part).max() / numpy.float32(448))
         fp8 = torch.from_numpy(part * (1 / unit)).to(torch.float8_e4m3fn).float().numpy()
         scales[begin : begin + 256] = fp8 * unit + mean
     values = NF4[codes].astype(numpy.float32) * scales[:, None]
     return torch.from_numpy(values.ravel()[: len(numbers)]).view(weight.shape)
 
 
-def quantised(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+def through_int8(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a matrix as it is read back from INT8 by blocks of 128 (docs/fine-tuning.md)."""
+    numbers = weight.flatten().numpy()
+    values = numbers.copy()
+    for begin in range(0, len(numbers), 128):
+        part = numbers[begin : begin + 128]
+        unit = seventeen_bits(numpy.abs(part).max() / numpy.float32(127))
+        values[begin : begin + 128] = numpy.rint(part * (1 / unit)) * unit
+    return torch.from_numpy(values).view(weight.shape)
+
+
+THROUGH = {"nf4": through_nf4, "int8": through_int8}
+
+
+def quantised(source: pathlib.Path, folder: pathlib.Path, base: str) -> pathlib.Path:
     """Writes the model with the weights of its layers' linear layers as they are read back."""
     model = base_of(source)
     with torch.no_grad():
         for layer in model.model.layers.modules():
             if isinstance(layer, torch.nn.Linear):
-                layer.weight.copy_(through_nf4(layer.weight))
+                layer.weight.copy_(THROUGH[base](layer.weight))
     model.save_pretrained(folder)
     return folder
 
@@ -116,12 +135,12 @@ def close(one: torch.Tensor, other: torch.Tensor, what: str) -> None:
     assert difference < 1e-4, f"{what}: {difference}"
 
 
-def compare(name: str, folder: pathlib.Path, nf4: bool) -> None:
+def compare(name: str, folder: pathlib.Path, quantise: str = "") -> None:
     source, start, run, merged = FIXTURES / FOLDERS.get(name, name), folder / "start", folder / "run", folder / "merged"
     if name == "gpt2":
         source = with_positions(source, folder / "source")
-    base = quantised(source, folder / "base") if nf4 else source
-    as_ours = ["--lora-quantize-base", "nf4"] if nf4 else []
+    base = quantised(source, folder / "base", quantise) if quantise else source
+    as_ours = ["--lora-quantize-base", quantise] if quantise else []
     tokens, targets = data(folder)
     torch.manual_seed(7)
     # Dropout would not be the same: the fixture of GPT-2 has some.
@@ -159,16 +178,16 @@ def compare(name: str, folder: pathlib.Path, nf4: bool) -> None:
         whole = again.merge_and_unload().state_dict()
         for key, value in base_of(merged).state_dict().items():
             close(value, whole[key], f"{name}, merged {key}")
-    print(f"{name}{', nf4' * nf4}: {STEPS} losses within {worst:.1e}, from {losses[0]:.4f} to {losses[-1]:.4f}")
+    print(f"{name}{quantise and ', ' + quantise}: {STEPS} losses within {worst:.1e}, from {losses[0]:.4f} to {losses[-1]:.4f}")
 
 
 def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    for name, nf4 in (("llama", False), ("gpt2", False), ("dora", False), ("llama", True)):
+    for name, *quantise in (("llama",), ("gpt2",), ("dora",), ("llama", "nf4"), ("dora", "int8")):
         with tempfile.TemporaryDirectory() as folder:
-            compare(name, pathlib.Path(folder), nf4)
+            compare(name, pathlib.Path(folder), *quantise)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits from Python: it has the values of its definition, peft's adapter trains over it at each stage to the same bits, as
+"""A frozen base in 4 or 8 bits from Python: it has the values of its definition, peft's adapter trains over it at each stage to the same bits, as
 over a model with those values, and ranks hold and gather bytes."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ need("torch", "transformers", "peft")
 import peft  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from test_lora import through_nf4  # noqa: E402
+from test_lora import THROUGH  # noqa: E402
 
 import libzero  # noqa: E402
-from libzero._quantize import Nf4Linear  # noqa: E402
+from libzero._quantize import PackedLinear  # noqa: E402
 
 LLAMA = pathlib.Path(__file__).parents[1] / "models/fixtures/llama"
 
@@ -49,37 +49,39 @@ def losses(model: Any, group: Any, stage: int, held: dict[str, Any] | None = Non
 
 @ranks(1, 2)
 def test_stages_have_the_bits_of_a_model_with_these_values(group: Any) -> None:
-    plain = adapted()
-    with torch.no_grad():
-        for layer in frozen_layers(plain).values():
-            layer.weight.copy_(through_nf4(layer.weight))
-    wanted = losses(plain, group, 0)
-    for stage in (0, 2, 3):
-        model = adapted()
-        layers = frozen_layers(model)
-        values = {name: through_nf4(layer.weight.detach()) for name, layer in layers.items()}
-        assert libzero.quantize_frozen(model) == len(layers)
-        for name, expected in values.items():
-            layer = model.get_submodule(name)
-            assert isinstance(layer, Nf4Linear) and torch.equal(layer.values(), expected), name
-        got = losses(model, group, stage)
-        assert got == wanted, f"stage {stage}: {got}, {wanted}"
+    for format, through in THROUGH.items():
+        plain = adapted()
+        with torch.no_grad():
+            for layer in frozen_layers(plain).values():
+                layer.weight.copy_(through(layer.weight))
+        wanted = losses(plain, group, 0)
+        for stage in (0, 2, 3):
+            model = adapted()
+            layers = frozen_layers(model)
+            values = {name: through(layer.weight.detach()) for name, layer in layers.items()}
+            assert libzero.quantize_frozen(model, format) == len(layers)
+            for name, expected in values.items():
+                layer = model.get_submodule(name)
+                assert isinstance(layer, PackedLinear) and torch.equal(layer.values(), expected), name
+            got = losses(model, group, stage)
+            assert got == wanted, f"{format}, stage {stage}: {got}, {wanted}"
 
 
 @ranks(2)
 def test_adapters_in_16_bits_and_what_a_rank_holds(group: Any) -> None:
-    model = adapted(torch.bfloat16)
-    count = libzero.quantize_frozen(model)
-    packed = [module.weight for module in model.modules() if isinstance(module, Nf4Linear)]
-    assert len(packed) == count and all(weight.dtype == torch.uint8 for weight in packed)
-    whole = sum(parameter.nbytes for parameter in model.parameters())
-    padding = 64 * len(list(model.parameters()))  # a slice ends at a multiple of 64 bytes
-    held: dict[str, Any] = {}
-    made = losses(model, group, 3, held)
-    assert made[-1] < made[0], made
-    share = held["formula"]["parameters"]
-    assert held["now"]["parameters"] == share
-    assert whole / 2 <= share <= whole / 2 + padding, (whole, share)
+    for format in THROUGH:
+        model = adapted(torch.bfloat16)
+        count = libzero.quantize_frozen(model, format)
+        packed = [module.weight for module in model.modules() if isinstance(module, PackedLinear)]
+        assert len(packed) == count and all(weight.dtype == torch.uint8 for weight in packed)
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        padding = 64 * len(list(model.parameters()))  # a slice ends at a multiple of 64 bytes
+        held: dict[str, Any] = {}
+        made = losses(model, group, 3, held)
+        assert made[-1] < made[0], made
+        share = held["formula"]["parameters"]
+        assert held["now"]["parameters"] == share
+        assert whole / 2 <= share <= whole / 2 + padding, (whole, share)
 
 
 @ranks(1)
@@ -87,8 +89,8 @@ def test_autocast(group: Any) -> None:
     plain, model = adapted(), adapted()
     with torch.no_grad():
         for layer in frozen_layers(plain).values():
-            layer.weight.copy_(through_nf4(layer.weight))
-    libzero.quantize_frozen(model)
+            layer.weight.copy_(THROUGH["int8"](layer.weight))
+    libzero.quantize_frozen(model, format="int8")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted, got = losses(plain, group, 0), losses(model, group, 0)
     assert max(abs(one - other) for one, other in zip(got, wanted, strict=True)) < 2e-2, (got, wanted)
@@ -98,6 +100,8 @@ def test_autocast(group: Any) -> None:
 def test_what_is_refused(group: Any) -> None:
     with expect(libzero.ConfigError, "Freeze them first"):
         libzero.quantize_frozen(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    with expect(libzero.ConfigError, "'int4'", "'int8'"):
+        libzero.quantize_frozen(torch.nn.Sequential(torch.nn.Linear(4, 4)).requires_grad_(False), "int4")
     with expect(libzero.ConfigError, "module that holds it"):
         libzero.quantize_frozen(torch.nn.Linear(4, 4).requires_grad_(False))
     with expect(libzero.ConfigError, "0.weight", "meta"):

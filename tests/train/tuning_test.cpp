@@ -18,7 +18,7 @@
 #include "zero/data/token_file.h"
 #include "zero/engine/tiers.h"
 #include "zero/models/architectures.h"
-#include "zero/models/layers/nf4_weight.h"
+#include "zero/models/layers/packed_weight.h"
 #include "zero/train/adapter_files.h"
 #include "zero/train/run.h"
 #include "zero/train/step_passes.h"
@@ -208,12 +208,19 @@ TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/merged/model.safetensors")) << "of before";
 }
 
-TEST_F(TuningTest, AQuantisedBaseIsTrainedResumedAndMerged) {
+class QuantisedTuningTest : public TuningTest, public ::testing::WithParamInterface<BaseFormat> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, QuantisedTuningTest,
+                         ::testing::Values(BaseFormat::nf4, BaseFormat::int8),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(QuantisedTuningTest, AQuantisedBaseIsTrainedResumedAndMerged) {
+  const auto format = GetParam();
   begin_with_saved_weights(options_, folder_);
   auto given = settings();
   given.engine.stage = 3;
   auto& program = given.program;
-  program.lora = {.rank = 4, .targets = "all-linear", .quantize_base = BaseFormat::nf4};
+  program.lora = {.rank = 4, .targets = "all-linear", .quantize_base = format};
   program.save_every = 2;
   program.schedule = optim::Decay::constant;
   const auto run = [&](int64_t steps, bool resume, int ranks = 1) {
@@ -238,12 +245,14 @@ TEST_F(TuningTest, AQuantisedBaseIsTrainedResumedAndMerged) {
   const WeightFiles merged(folder_ / "run/merged");
   const std::string name = "h.1.mlp.c_fc.weight";
   const auto weight = base.read(name);
-  EXPECT_TRUE(merged.read(name).equal(
-      nf4_values(nf4_packed(weight), weight.size(0), weight.size(1), at::kFloat)));
+  EXPECT_TRUE(merged.read(name).equal(unpacked_weight(packed_weight(weight, format), format,
+                                                      weight.size(0), weight.size(1), at::kFloat)));
   EXPECT_FALSE(merged.read(name).equal(weight));
   EXPECT_TRUE(merged.read("wte.weight").equal(base.read("wte.weight")));
   const train::Run described(given, comm::single(), {});
-  EXPECT_THAT(described.describe(1, {}).weights, HasSubstr("are kept in NF4 (4."));
+  EXPECT_THAT(
+      described.describe(1, {}).weights,
+      HasSubstr(format == BaseFormat::nf4 ? "are kept in nf4 (4." : "are kept in int8 (8.25"));
   EXPECT_EQ(
       described.describe(1, {}).parameters,
       language_model_config(base.path().string())->parameter_count() + described.lora->elements());
@@ -332,6 +341,11 @@ TEST_F(TuningTest, MemoryIsPredictedWithoutStatesOfFrozenParameters) {
   EXPECT_EQ(memory.all, counts.all - packed.packed + packed.packed_bytes / 2);
   EXPECT_NEAR(8.0 * static_cast<double>(packed.packed_bytes),
               (4 + 8.0 / 64) * static_cast<double>(packed.packed), 8 * 8 * 8);  // 8 bytes a matrix
+
+  options_.lora.quantize_base = BaseFormat::int8;
+  const auto bytes = count_parameters(options_, *sizes);
+  EXPECT_EQ(bytes.packed, packed.packed);
+  EXPECT_EQ(8 * bytes.packed_bytes, 8 * bytes.packed + 32 * bytes.packed / 128);
 }
 
 }  // namespace

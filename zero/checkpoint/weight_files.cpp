@@ -1,5 +1,6 @@
 #include "zero/checkpoint/weight_files.h"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
+#include "zero/checkpoint/bitsandbytes.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/foreign/readers.h"
 
@@ -94,6 +96,7 @@ WeightFiles::WeightFiles(const fs::path& path, Folder folder) : path_(path) {
     add(path);
   }
   drop_wrapper();
+  read_back_quantised();
 }
 
 void WeightFiles::add_folder(Folder folder) {
@@ -155,7 +158,7 @@ void WeightFiles::add_torch_file(const fs::path& path) {
   const auto file = std::make_shared<const foreign::PtFile>(path);
   for (auto& [name, found] : tensors_in(*file, *weights_within(file->root(), left_out_))) {
     const auto tensor = std::make_shared<const foreign::StoredTensor>(std::move(found));
-    Place place{
+    WeightPlace place{
         {name, tensor->dtype, tensor->sizes}, path, [tensor] { return tensor->read(); }, {}};
     if (tensor->is_contiguous()) {
       place.read_part = [tensor](int64_t begin, int64_t count) {
@@ -167,7 +170,7 @@ void WeightFiles::add_torch_file(const fs::path& path) {
   checks_.emplace_back([file] { file->verify(); });
 }
 
-void WeightFiles::add_place(Place place) {
+void WeightFiles::add_place(WeightPlace place) {
   const auto name = place.info.name;
   const auto file = place.file;
   const auto [found, is_new] = places_.try_emplace(name, std::move(place));
@@ -201,7 +204,7 @@ void WeightFiles::drop_wrapper() {
     return each.first.starts_with(wrapper);
   });
   if (!wrapped) return;
-  std::map<std::string, Place, std::less<>> places;
+  WeightPlaces places;
   for (auto& [name, place] : places_) {
     place.info.name = name.substr(wrapper.size());
     places.emplace(place.info.name, std::move(place));
@@ -216,23 +219,31 @@ std::vector<std::string> WeightFiles::names() const {
   return names;
 }
 
+void WeightFiles::read_back_quantised() {
+  read_back_bitsandbytes(places_);
+  std::erase_if(by_file_, [&](const auto& name) { return !places_.contains(name); });
+}
+
 at::Tensor WeightFiles::read(std::string_view name, int64_t begin, int64_t count) const {
-  const auto& of = place(name);
-  if (of.read_part) return of.read_part(begin, count);
-  const auto whole = of.read().reshape({-1});
-  if (begin < 0 || count < 0 || count > whole.numel() - begin) {
+  return place(name).range(begin, count);
+}
+
+at::Tensor WeightPlace::range(int64_t begin, int64_t count) const {
+  const int64_t numel = c10::multiply_integers(info.shape);
+  if (begin < 0 || count < 0 || count > numel - begin) {
     throw CheckpointError(
-        fmt::format("'{}' of {} has {} elements, and {} from number {} on were asked for.", name,
-                    of.file.string(), whole.numel(), count, begin));
+        fmt::format("'{}' of {} has {} elements, and {} from number {} on were asked for.",
+                    info.name, file.string(), numel, count, begin));
   }
-  return whole.narrow(0, begin, count).clone();
+  if (read_part) return read_part(begin, count);
+  return read().reshape({-1}).narrow(0, begin, count).clone();
 }
 
 void WeightFiles::verify() const {
   for (const auto& check : checks_) check();
 }
 
-const WeightFiles::Place& WeightFiles::place(std::string_view name) const {
+const WeightPlace& WeightFiles::place(std::string_view name) const {
   const auto found = places_.find(name);
   if (found != places_.end()) return found->second;
   throw CheckpointError(

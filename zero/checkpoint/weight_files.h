@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "zero/checkpoint/safetensors.h"
+#include "zero/checkpoint/weight_place.h"
 
 namespace zero {
 
@@ -27,9 +27,11 @@ inline constexpr const char* kTorchWeightsIndex = "pytorch_model.bin.index.json"
 /// Reads ranges of tensors from whichever file has them. Opening reads only what describes them;
 /// nothing in a file is run. Of a file of torch.save the weights are what stands under
 /// "state_dict", "model_state_dict", "model" or "module", if one of these is there; if all names
-/// begin with "module." (DistributedDataParallel), they lose it. A CheckpointError names the file
-/// and the fault: a folder without weights, an index that is not an object of names and files, a
-/// file that is missing or damaged, or a tensor that its file does not have or that two files have.
+/// begin with "module." (DistributedDataParallel), they lose it. A matrix that bitsandbytes has
+/// quantised is one in floating point here: Note [Files of bitsandbytes]. A CheckpointError names
+/// the file and the fault: a folder without weights, an index that is not an object of names and
+/// files, a file that is missing or damaged, or a tensor that its file does not have or that two
+/// files have.
 class WeightFiles {
  public:
   /// The files of a folder. `of_a_model` are, in this order: model.safetensors, its index,
@@ -62,23 +64,18 @@ class WeightFiles {
   const std::vector<std::string>& left_out() const { return left_out_; }
 
  private:
-  struct Place {
-    TensorInfo info;
-    std::filesystem::path file;
-    std::function<at::Tensor()> read;
-    std::function<at::Tensor(int64_t, int64_t)> read_part;  // empty: only the whole
-  };
   void add(const std::filesystem::path& file);
   void add_safetensors(const std::filesystem::path& file);
   void add_torch_file(const std::filesystem::path& file);
-  void add_place(Place place);
+  void add_place(WeightPlace place);
   void add_index(const std::filesystem::path& index);
   void add_folder(Folder folder);
   void drop_wrapper();
-  const Place& place(std::string_view name) const;
+  void read_back_quantised();
+  const WeightPlace& place(std::string_view name) const;
 
   std::filesystem::path path_;
-  std::map<std::string, Place, std::less<>> places_;  // by tensor
+  WeightPlaces places_;
   std::vector<std::string> by_file_;
   std::vector<std::function<void()>> checks_;
   std::map<std::string, std::string> ties_;

@@ -49,8 +49,7 @@ struct Choices<TrainingDevice> {
 };
 template <>
 struct Choices<BaseFormat> {
-  static constexpr std::pair<std::string_view, BaseFormat> list[] = {
-      {"none", BaseFormat::as_they_are}, {"nf4", BaseFormat::nf4}};
+  static constexpr const auto& list = kBaseFormats;
 };
 template <>
 struct Choices<TrainingTask> {
@@ -1226,14 +1225,15 @@ void add_fine_tuning(All& all) {
        .option = "--adapter",
        .argument = "DIR"},
       &LoraOptions::adapter);
-  lora.add("quantize_base",
-           {.sentence = "Keep the frozen weights of linear layers in 4 bits: nf4, with double "
-                        "quantisation (QLoRA, arXiv 2305.14314), or none",
-            .details = "They are quantised as they are read, and each layer's are read back for "
-                       "each product: docs/fine-tuning.md.",
-            .option = "--lora-quantize-base",
-            .cost = "nf4 takes 4.127 bits a frozen weight."},
-           &LoraOptions::quantize_base);
+  lora.add(
+      "quantize_base",
+      {.sentence = "Keep the frozen weights of linear layers in fewer bits: nf4, 4 with double "
+                   "quantisation (QLoRA, arXiv 2305.14314), int8, 8 by blocks, or none",
+       .details = "They are quantised as they are read, and each layer's are read back for "
+                  "each product: docs/fine-tuning.md.",
+       .option = "--lora-quantize-base",
+       .cost = "nf4 takes 4.127 bits a frozen weight, int8 8.25."},
+      &LoraOptions::quantize_base);
   lora.add(
       "merge",
       {.sentence =

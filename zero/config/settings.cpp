@@ -340,11 +340,12 @@ void check_scheduler(const Settings& settings) {
 
 void check_quantised(const Settings& settings) {
   const auto& tiles = settings.model.tile_elements;
-  if (settings.program.lora.quantize_base == BaseFormat::as_they_are || !tiles) return;
+  const auto format = settings.program.lora.quantize_base;
+  if (format == BaseFormat::as_they_are || !tiles) return;
   throw ConfigError(
-      fmt::format("train.lora.quantize_base is \"nf4\" and tile_elements is {}: tiles are not "
+      fmt::format("train.lora.quantize_base is \"{}\" and tile_elements is {}: tiles are not "
                   "quantised. Leave one of them out (--lora-quantize-base, --tile-elements).",
-                  *tiles));
+                  name_of(format), *tiles));
 }
 
 void check_best(const ProgramSettings& program) {

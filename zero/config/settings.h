@@ -20,6 +20,7 @@
 
 #include "zero/config/config.h"
 #include "zero/config/findings.h"
+#include "zero/optim/base_format.h"
 #include "zero/optim/schedule.h"
 
 namespace zero {
@@ -81,9 +82,6 @@ enum class TrainingDevice : uint8_t { cpu, cuda, any };
 /// Says what a run learns to predict. `any`: as the model's head says; of one that predicts next
 /// tokens, supervised if the data have marks (NAME.marks.bin).
 enum class TrainingTask : uint8_t { any, language, supervised, masked, classes };
-
-/// The format of frozen weights beneath adapters.
-enum class BaseFormat : uint8_t { as_they_are, nf4 };
 
 /// Low-rank adapters of the model's linear layers: the section `train.lora`.
 struct LoraOptions {

@@ -117,7 +117,7 @@ const std::unordered_map<std::string_view, Formula>& formulas() {
         {"layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "group_norm"});
     add(of_result, {"add", "sub", "rsub", "mul", "div", "addcmul", "addcdiv", "lerp"});
     add(of_result,
-        {"zero::nf4_values", "neg", "abs", "square", "pow", "sqrt", "rsqrt", "reciprocal",
+        {"zero::unpacked_weight", "neg", "abs", "square", "pow", "sqrt", "rsqrt", "reciprocal",
          "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "threshold"});
     add(of_result, {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
                     "tanh", "atan", "erf", "sigmoid", "log_sigmoid"});

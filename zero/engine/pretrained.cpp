@@ -19,7 +19,6 @@
 #include "zero/comm/agreement.h"
 #include "zero/engine/engine_impl.h"
 #include "zero/engine/weights_source.h"
-#include "zero/optim/nf4.h"
 
 namespace zero {
 
@@ -47,13 +46,15 @@ namespace {
 
 using Places = std::map<std::string, TensorPlace>;
 
-/// Makes the values that are written of parameters: reads matrices in NF4 back, and adds low-rank
-/// products.
+/// Makes the values that are written of parameters: reads packed matrices back, and adds
+/// low-rank products.
 class Merging {
  public:
   /// Rank 0 keeps the products' matrices. Collective.
   Merging(Engine& engine, const SavePretrainedOptions& options)
-      : products_(options.merged), nf4_(options.nf4), dtype_(engine.config().parameter_dtype()) {
+      : products_(options.merged),
+        packed_(options.packed),
+        dtype_(engine.config().parameter_dtype()) {
     for (const auto& [name, product] : products_) {
       for (const auto& factor : {product.a, product.b, product.magnitude}) {
         if (factor.empty() || !factors_.try_emplace(factor).second) continue;
@@ -67,27 +68,27 @@ class Merging {
 
   /// Says how a parameter is written.
   TensorInfo written(TensorInfo info) const {
-    if (const auto packed = nf4_.find(info.name); packed != nf4_.end())
-      return {std::move(info.name), dtype_, packed->second};
+    if (const auto packed = packed_.find(info.name); packed != packed_.end())
+      return {std::move(info.name), dtype_, packed->second.sizes};
     return info;
   }
 
   at::Tensor merged(const std::string& name, const at::Tensor& full) const {
-    const auto packed = nf4_.find(name);
+    const auto packed = packed_.find(name);
     const auto product = products_.find(name);
-    if (packed == nf4_.end() && product == products_.end()) return full;
-    auto sum = packed == nf4_.end() ? full.to(at::kFloat, false, /*copy=*/true)
-                                    : read_back(full, packed->second);
+    if (packed == packed_.end() && product == products_.end()) return full;
+    auto sum = packed == packed_.end() ? full.to(at::kFloat, false, /*copy=*/true)
+                                       : read_back(full, packed->second);
     if (product != products_.end()) add(product->second, sum);
-    return sum.to(packed == nf4_.end() ? full.scalar_type() : dtype_);
+    return sum.to(packed == packed_.end() ? full.scalar_type() : dtype_);
   }
 
  private:
-  static at::Tensor read_back(const at::Tensor& packed, const std::vector<int64_t>& sizes) {
+  static at::Tensor read_back(const at::Tensor& packed, const PackedMatrix& matrix) {
     const auto bytes = packed.cpu();
-    auto values = at::empty(sizes, at::kFloat);
-    optim::nf4_dequantise(static_cast<const std::byte*>(bytes.const_data_ptr()), values.numel(),
-                          values.mutable_data_ptr(), at::kFloat);
+    auto values = at::empty(matrix.sizes, at::kFloat);
+    optim::unpack(matrix.format, static_cast<const std::byte*>(bytes.const_data_ptr()),
+                  values.numel(), values.mutable_data_ptr(), at::kFloat);
     return values;
   }
 
@@ -105,7 +106,7 @@ class Merging {
   }
 
   const std::map<std::string, MergedProduct>& products_;
-  const std::map<std::string, std::vector<int64_t>>& nf4_;
+  const std::map<std::string, PackedMatrix>& packed_;
   at::ScalarType dtype_;
   std::map<std::string, at::Tensor> factors_;  // undefined on other ranks
 };

@@ -10,6 +10,7 @@
 
 #include "zero/checkpoint/tensor_place.h"
 #include "zero/engine/engine.h"
+#include "zero/optim/base_format.h"
 
 namespace zero {
 
@@ -20,9 +21,10 @@ struct PretrainedOptions {
   /// Names in files, and the parameters that the model has in their place, because it ties them. A
   /// file may have both, which then have the same values.
   std::map<std::string, std::string> tied{};
-  /// By the names of parameters that keep a matrix in NF4 (Note [NF4] in optim/nf4.h): its sizes.
-  /// The files have it in floating point, in the order of its storage (`places` does not have it).
-  std::map<std::string, std::vector<int64_t>> nf4{};
+  /// By the names of parameters that keep the bytes of a matrix (optim/base_format.h): its format
+  /// and sizes. The files have it in floating point, in the order of its storage (`places` does not
+  /// have it).
+  std::map<std::string, PackedMatrix> packed{};
   /// Parameters that the files do not have keep their values.
   bool allow_missing = false;
   /// Parameters that the program has added to the model and given values (LoRA's, a new head's):
@@ -43,9 +45,9 @@ struct PretrainedReport {
 /// master weights keep what the file has. A tensor may have the parameter's name, one of its tied
 /// names, or either with the prefix "model.", "transformer." or "bert." more or less, and
 /// "LayerNorm.gamma" and ".beta" are "LayerNorm.weight" and ".bias"; buffers count as far
-/// as they are there. Moments and step counts begin at zero. A matrix in NF4 is quantised from the
-/// file's values, piece by piece: the ranks that own a part of its scales read it whole, and keep 1
-/// of 64 numbers. Collective.
+/// as they are there. Moments and step counts begin at zero. A matrix that is kept in bytes is
+/// quantised from the file's values, piece by piece: of NF4 the ranks that own a part of its scales
+/// read it whole, and keep 1 of 64 numbers. Collective.
 ///
 /// Throws CheckpointError on every rank, and changes nothing, if files are damaged, if a tensor has
 /// another shape, if tied ones differ, or if parameters are missing; it lists them. So it does with
@@ -69,8 +71,8 @@ struct MergedProduct {
 struct SavePretrainedOptions {
   /// As PretrainedOptions::places. The parameters of one tensor come one after the other.
   std::map<std::string, TensorPlace> places{};
-  /// As PretrainedOptions::nf4: they are written in the engine's dtype for parameters.
-  std::map<std::string, std::vector<int64_t>> nf4{};
+  /// As PretrainedOptions::packed: they are written in the engine's dtype for parameters.
+  std::map<std::string, PackedMatrix> packed{};
   /// By the names of parameters: what is added to them, before they are rounded.
   std::map<std::string, MergedProduct> merged{};
   /// The text of config.json; empty: none is written.

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -15,7 +15,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/weight_files.h"
 #include "zero/engine/flat.h"
-#include "zero/optim/nf4.h"
+#include "zero/engine/matrix_packer.h"
 
 namespace zero {
 
@@ -89,7 +89,7 @@ class WeightsSource final : public StateSource {
   at::Tensor read(int64_t parameter, State state, Range elements) const override {
     const auto& [tensor, is_part, place, packed] = places_[static_cast<size_t>(parameter)];
     if (tensor.empty()) return present(parameter, state, elements);
-    if (packed) return nf4(tensor, elements);
+    if (packed != BaseFormat::as_they_are) return packer(tensor, packed).bytes(elements);
     const auto& like = parts_.model.parameter(parameter);
     if (!is_part && like.is_contiguous())
       return files_.read(tensor, elements.begin, elements.size()).to(at::kFloat);
@@ -102,7 +102,7 @@ class WeightsSource final : public StateSource {
     std::string tensor;  // empty where the files have none
     bool is_part = false;
     TensorPlace place;
-    bool nf4 = false;  // the parameter keeps its bytes
+    BaseFormat packed = BaseFormat::as_they_are;  // the parameter keeps its bytes
   };
 
   Found place_of(int64_t p, const PretrainedOptions& options) {
@@ -110,11 +110,12 @@ class WeightsSource final : public StateSource {
     const auto& like = model.parameter(p);
     const auto place = options.places.find(model.name(p));
     const bool is_part = place != options.places.end();
-    const auto packed = options.nf4.find(model.name(p));
+    const auto packed = options.packed.find(model.name(p));
+    const bool packs = packed != options.packed.end();
     Found found{.tensor = find(is_part ? std::vector{place->second.tensor} : model.names_of(p)),
                 .is_part = is_part,
                 .place = is_part ? place->second : TensorPlace{},
-                .nf4 = packed != options.nf4.end()};
+                .packed = packs ? packed->second.format : BaseFormat::as_they_are};
     for (const auto& [name, parameter] : options.tied) {
       const auto also = parameter == model.name(p) ? find({name}) : std::string();
       if (also.empty()) continue;
@@ -127,10 +128,10 @@ class WeightsSource final : public StateSource {
     } else {
       found.place.tensor = found.tensor;
       check(found.tensor,
-            found.nf4 ? packed->second
+            packs     ? packed->second.sizes
             : is_part ? found.place.sizes
                       : like.sizes().vec(),
-            model.name(p), found.nf4 ? at::kFloat : like.scalar_type());
+            model.name(p), packs ? at::kFloat : like.scalar_type());
     }
     return found;
   }
@@ -210,60 +211,16 @@ class WeightsSource final : public StateSource {
     return place.transposed ? values.t() : values;
   }
 
-  // Returns a range of a matrix's bytes in NF4. No more of its values are in memory than a piece.
-  at::Tensor nf4(const std::string& tensor, Range bytes) const {
-    const int64_t numel = c10::multiply_integers(files_.info(tensor).shape);
-    const Range codes{0, optim::nf4_code_bytes(numel)};
-    auto result = at::empty({bytes.size()}, at::kByte);
-    const auto put = [&](Range made, const at::Tensor& values) {
-      const auto part = partition::intersect(bytes, made);
-      if (part.empty()) return;
-      result.narrow(0, part.begin - bytes.begin, part.size())
-          .copy_(values.narrow(0, part.begin - made.begin, part.size()));
-    };
-    const auto mine = partition::intersect(bytes, codes);
-    if (!mine.empty()) {
-      const int64_t first = mine.begin / optim::kNf4BlockBytes;
-      const int64_t last = at::ceil_div(mine.end, optim::kNf4BlockBytes);
-      const Range elements{first * optim::kNf4Block, std::min(last * optim::kNf4Block, numel)};
-      for_each_piece(tensor, elements, [&](int64_t begin, const at::Tensor& values) {
-        auto made = at::empty({optim::nf4_code_bytes(values.numel())}, at::kByte);
-        optim::nf4_encode(values.const_data_ptr<float>(), values.numel(), bytes_of(made));
-        const int64_t from = optim::nf4_code_bytes(begin);
-        put({from, from + made.numel()}, made);
-      });
+  // Returns what quantises a tensor; several ranges of one are asked for after each other.
+  MatrixPacker& packer(const std::string& tensor, BaseFormat format) const {
+    if (packer_of_ != tensor) {
+      packer_.emplace(format, c10::multiply_integers(files_.info(tensor).shape),
+                      [this, tensor](int64_t begin, int64_t count) {
+                        return files_.read(tensor, begin, count);
+                      });
+      packer_of_ = tensor;
     }
-    if (bytes.end > codes.end) put({codes.end, optim::nf4_bytes(numel)}, nf4_constants(tensor));
-    return result;
-  }
-
-  // Returns the bytes behind the codes, which several pieces of a parameter may ask for.
-  const at::Tensor& nf4_constants(const std::string& tensor) const {
-    if (constants_of_ == tensor) return constants_;
-    const int64_t numel = c10::multiply_integers(files_.info(tensor).shape);
-    const auto scales = at::empty({optim::nf4_blocks(numel)}, at::kFloat);
-    for_each_piece(tensor, {0, numel}, [&](int64_t begin, const at::Tensor& values) {
-      optim::nf4_scales(values.const_data_ptr<float>(), values.numel(),
-                        scales.mutable_data_ptr<float>() + begin / optim::kNf4Block);
-    });
-    constants_ = at::empty({optim::nf4_bytes(numel) - optim::nf4_code_bytes(numel)}, at::kByte);
-    optim::nf4_encode_scales(scales.const_data_ptr<float>(), scales.numel(), bytes_of(constants_));
-    constants_of_ = tensor;
-    return constants_;
-  }
-
-  // Calls take(first, values) with pieces of a tensor in fp32. All but the last are whole blocks.
-  template <class Take>
-  void for_each_piece(const std::string& tensor, Range elements, const Take& take) const {
-    static_assert(kRowPiece % optim::kNf4Block == 0);
-    for (int64_t begin = elements.begin; begin < elements.end; begin += kRowPiece) {
-      const int64_t count = std::min(kRowPiece, elements.end - begin);
-      take(begin, files_.read(tensor, begin, count).to(at::kFloat).contiguous());
-    }
-  }
-
-  static std::byte* bytes_of(at::Tensor& tensor) {
-    return static_cast<std::byte*>(tensor.mutable_data_ptr());
+    return *packer_;
   }
 
   StateParts parts_;
@@ -272,8 +229,8 @@ class WeightsSource final : public StateSource {
   std::vector<Found> places_;         // by parameter
   std::vector<std::string> buffers_;  // their tensors; empty where the files have none
   std::set<std::string> used_;
-  mutable std::string constants_of_;  // the tensor whose constants these are
-  mutable at::Tensor constants_;
+  mutable std::string packer_of_;  // the tensor that this quantises
+  mutable std::optional<MatrixPacker> packer_;
 };
 
 }  // namespace

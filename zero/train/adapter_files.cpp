@@ -23,7 +23,7 @@
 #include "zero/comm/agreement.h"
 #include "zero/models/language/config_reader.h"
 #include "zero/models/layers/low_rank.h"
-#include "zero/models/layers/nf4_weight.h"
+#include "zero/models/layers/packed_weight.h"
 
 namespace zero {
 
@@ -292,14 +292,22 @@ void load_adapter(Engine& engine, const Lora& lora, const std::string& folder) {
   }
 }
 
-void begin_magnitudes(Engine& engine, const Lora& lora) {
+void begin_magnitudes(Engine& engine, const Lora& lora,
+                      const std::map<std::string, PackedMatrix>& packed) {
   if (!lora.settings.dora) return;
   for (const auto& layer : lora.layers) {
     const auto& weight = layer.weights.front();
     auto values = engine.parameter(weight.parameter);
     if (values.scalar_type() == at::kByte) {
-      values = nf4_values(values, weight.in_out ? layer.in : layer.out,
-                          weight.in_out ? layer.out : layer.in, at::kFloat);
+      const auto matrix = packed.find(weight.parameter);
+      if (matrix == packed.end()) {
+        throw ConfigError(fmt::format(
+            "begin_magnitudes was not told the format of '{}', which is kept in bytes. Give it "
+            "what zero::quantised_weights returns for the model.",
+            weight.parameter));
+      }
+      const auto& sizes = matrix->second.sizes;
+      values = unpacked_weight(values, matrix->second.format, sizes[0], sizes[1], at::kFloat);
     }
     engine.set_parameter(layer.magnitude(), row_lengths(weight.in_out ? values.t() : values));
   }

@@ -53,8 +53,11 @@ void load_adapter(Engine& engine, const Lora& lora, const std::string& folder);
 
 /// Sets the magnitudes of DoRA to the lengths of the rows of the weights, which have been read
 /// after add_lora (NamedTensors::values_follow): the model then computes what it did without the
-/// adapter. Every rank holds a weight at a time. Without DoRA it does nothing. Collective.
-void begin_magnitudes(Engine& engine, const Lora& lora);
+/// adapter. Every rank holds a weight at a time. `packed` are the weights that are kept in bytes
+/// (quantised_weights). Without DoRA it does nothing. Collective. Throws ConfigError for a weight
+/// of bytes that is not among `packed`.
+void begin_magnitudes(Engine& engine, const Lora& lora,
+                      const std::map<std::string, PackedMatrix>& packed = {});
 
 /// Returns SavePretrainedOptions::merged for an adapter, with which save_pretrained writes a model
 /// without one that computes the same.

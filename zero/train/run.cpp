@@ -18,6 +18,7 @@
 #include "zero/comm/job.h"
 #include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/tiled_linear.h"
+#include "zero/models/lora/quantised_base.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/store/build_on_disk.h"
 #include "zero/train/adapter_files.h"
@@ -193,7 +194,8 @@ void begin_weights(Run& run) {
   const auto& options = run.options;
   if (!options.from.empty())
     run.weights_report = load_weights(*run.engine, *run.model, run.lora, options.from, true);
-  if (run.lora && options.lora.adapter.empty()) begin_magnitudes(*run.engine, *run.lora);
+  if (run.lora && options.lora.adapter.empty())
+    begin_magnitudes(*run.engine, *run.lora, quantised_weights(run.model->module()));
   if (options.lora.adapter.empty()) return;
   load_adapter(*run.engine, *run.lora, options.lora.adapter);
   run.weights_report +=

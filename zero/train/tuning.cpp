@@ -47,7 +47,8 @@ std::optional<Lora> choose_trained(LanguageModel& model, const Options& options)
         "a copy of it alone. Leave it out, or untie them (tie_word_embeddings in config.json).",
         tied, name));
   }
-  if (options.lora.quantize_base == BaseFormat::nf4) quantise_frozen(module);
+  if (options.lora.quantize_base != BaseFormat::as_they_are)
+    quantise_frozen(module, options.lora.quantize_base);
   return lora;
 }
 
@@ -69,8 +70,9 @@ ParameterCounts count_parameters(const torch::nn::Module& model) {
     if (!parameter.requires_grad()) counts.frozen += parameter.numel();
   }
   const auto by_name = model.named_parameters();
-  for (const auto& [name, sizes] : quantised_weights(model)) {
-    counts.packed += c10::multiply_integers(sizes);
+  for (const auto& [name, matrix] : quantised_weights(model)) {
+    counts.format = matrix.format;
+    counts.packed += c10::multiply_integers(matrix.sizes);
     counts.packed_bytes += by_name[name].numel();
   }
   counts.all += counts.packed - counts.packed_bytes;
@@ -94,7 +96,7 @@ std::string describe_trained(const torch::nn::Module& model, const std::optional
   if (!lora) return trained;
   if (counts.packed > 0) {
     trained += fmt::format(
-        ", {} are kept in NF4 ({:.3f} bits each)", counts.packed,
+        ", {} are kept in {} ({:.3f} bits each)", counts.packed, name_of(counts.format),
         8 * static_cast<double>(counts.packed_bytes) / static_cast<double>(counts.packed));
   }
   return fmt::format("LoRA of rank {} in {} layers, {}", lora->settings.rank, lora->layers.size(),

@@ -24,8 +24,9 @@ void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options);
 struct ParameterCounts {
   int64_t all = 0;
   int64_t frozen = 0;
-  int64_t packed = 0;        ///< those of the frozen ones that are kept in NF4
+  int64_t packed = 0;        ///< those of the frozen ones that are kept in `format`
   int64_t packed_bytes = 0;  ///< what they take
+  BaseFormat format = BaseFormat::as_they_are;
 
   /// Returns the same counts with as many elements of `element_bytes` in place of the packed ones
   /// as take their bytes: formulas of memory count elements of one dtype.

@@ -74,7 +74,7 @@ void remove(Engine& engine, const std::filesystem::path& folder,
 void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
                    const std::filesystem::path& folder, const WeightsOrigin& origin) {
   SavePretrainedOptions options{.places = model.export_places(),
-                                .nf4 = quantised_weights(model.module()),
+                                .packed = quantised_weights(model.module()),
                                 .config_json = model.config().to_json()};
   if (lora) options.merged = merged_products(*lora);
   save_pretrained(engine, folder.string(), options);
@@ -114,7 +114,7 @@ std::string load_weights(Engine& engine, LanguageModel& model, const std::option
                          const std::string& path, bool new_head) {
   PretrainedOptions options{.places = model.export_places(),
                             .tied = model.tied_names(),
-                            .nf4 = quantised_weights(model.module())};
+                            .packed = quantised_weights(model.module())};
   const auto head = new_head ? model.head_parameters() : std::set<std::string>();
   options.added = head;
   if (lora) {

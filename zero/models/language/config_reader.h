@@ -92,7 +92,8 @@ class ConfigReader {
   void refuse_others(const std::set<std::string_view>& known) const {
     for (const auto& [key, value] : object_.items()) {
       // Names of the file itself, and tokens with a role.
-      const bool idle = key.starts_with('_') || key.ends_with("_token_id");
+      const bool idle = key.starts_with('_') || key.ends_with("_token_id") ||
+                        (key == "quantization_config" && is_of_bitsandbytes(value));
       if (idle || known.contains(key) || value.is_null() || value == false) continue;
       throw ConfigError(
           fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
@@ -112,6 +113,14 @@ class ConfigReader {
   }
 
  private:
+  /// Returns whether the files' weights are quantised in a way that is read back
+  /// (checkpoint/bitsandbytes.h).
+  static bool is_of_bitsandbytes(const nlohmann::json& value) {
+    if (!value.is_object()) return false;
+    const auto method = value.find("quant_method");
+    return method != value.end() && *method == "bitsandbytes";
+  }
+
   template <typename T>
   static std::string_view kind() {
     if constexpr (std::is_same_v<T, bool>) return "true or false";

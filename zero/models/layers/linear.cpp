@@ -14,7 +14,7 @@
 #include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/matmul.h"
-#include "zero/models/layers/nf4_weight.h"
+#include "zero/models/layers/packed_weight.h"
 
 namespace zero {
 namespace {
@@ -146,27 +146,39 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
   }
 };
 
-/// Multiplies by a frozen matrix in NF4.
-class Nf4Linear : public torch::autograd::Function<Nf4Linear> {
+/// A frozen matrix that is kept in bytes.
+struct PackedFactor {
+  BaseFormat format;
+  int64_t in, out;
+  bool transposed;  // it lies as (out, in)
+
+  // (in, out)
+  at::Tensor read(const at::Tensor& packed, at::ScalarType dtype) const {
+    return transposed ? unpacked_weight(packed, format, out, in, dtype).t()
+                      : unpacked_weight(packed, format, in, out, dtype);
+  }
+};
+
+/// Multiplies by a frozen matrix that is kept in bytes.
+class PackedLinear : public torch::autograd::Function<PackedLinear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& packed,
-                            const std::optional<at::Tensor>& bias, int64_t out, bool transposed) {
+                            const std::optional<at::Tensor>& bias, int64_t format, int64_t out,
+                            bool transposed) {
     keep(context, {}, packed, bias, transposed);
+    context->saved_data["format"] = format;
     context->saved_data["in"] = x.size(1);
     context->saved_data["out"] = out;
-    return product(x, matrix(packed, x.size(1), out, transposed, x.scalar_type()),
+    return product(x, factor(context).read(packed, x.scalar_type()),
                    as(bias.value_or(at::Tensor()), x));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const Kept kept(context);
     const auto dy = gradients[0].contiguous();
-    variable_list of(5);
+    variable_list of(6);
     if (kept.wanted.x) {
-      const auto back =
-          matrix(kept.weight, context->saved_data.at("in").toInt(),
-                 context->saved_data.at("out").toInt(), kept.transposed, dy.scalar_type())
-              .t();
+      const auto back = factor(context).read(kept.weight, dy.scalar_type()).t();
       of[0] = at::GradMode::is_enabled() ? at::mm(dy, back) : product(dy, back);
     }
     if (kept.wanted.bias && at::GradMode::is_enabled()) {
@@ -179,10 +191,12 @@ class Nf4Linear : public torch::autograd::Function<Nf4Linear> {
   }
 
  private:
-  // (in, out)
-  static at::Tensor matrix(const at::Tensor& packed, int64_t in, int64_t out, bool transposed,
-                           at::ScalarType dtype) {
-    return transposed ? nf4_values(packed, out, in, dtype).t() : nf4_values(packed, in, out, dtype);
+  static PackedFactor factor(const AutogradContext* context) {
+    const auto& saved = context->saved_data;
+    return {.format = static_cast<BaseFormat>(saved.at("format").toInt()),
+            .in = saved.at("in").toInt(),
+            .out = saved.at("out").toInt(),
+            .transposed = saved.at("transposed").toBool()};
   }
 };
 
@@ -245,12 +259,13 @@ at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::
   return by_whole_weight<GeluLinear>(cast, weight, bias, layout);
 }
 
-at::Tensor nf4_linear(const at::Tensor& x, const at::Tensor& packed, int64_t out,
-                      const at::Tensor& bias, WeightLayout layout) {
+at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, BaseFormat format,
+                         int64_t out, const at::Tensor& bias, WeightLayout layout) {
   const auto dtype = autocast_dtype(x);
   if (bias.defined()) check_dtypes(x, bias, bias, dtype);
   return by_rows(x, out, dtype, [&](const at::Tensor& rows) {
-    return Nf4Linear::apply(rows, packed, optional_of(bias), out, layout == WeightLayout::out_in);
+    return PackedLinear::apply(rows, packed, optional_of(bias), static_cast<int64_t>(format), out,
+                               layout == WeightLayout::out_in);
   });
 }
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "zero/optim/base_format.h"
+
 namespace zero {
 
 /// How a linear layer's weight lies.
@@ -28,10 +30,11 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        WeightLayout layout = WeightLayout::out_in);
 
-/// Returns linear(x, W, bias, layout) of a frozen W, whose bytes in NF4 are `packed`
-/// (nf4_weight.h). `out` is the width of the result. Forward and backward each read W back, in the
-/// dtype of the product, for themselves. Throws ConfigError for bytes of another matrix.
-at::Tensor nf4_linear(const at::Tensor& x, const at::Tensor& packed, int64_t out,
-                      const at::Tensor& bias, WeightLayout layout = WeightLayout::out_in);
+/// Returns linear(x, W, bias, layout) of a frozen W, whose bytes in `format` are `packed`
+/// (packed_weight.h). `out` is the width of the result. Forward and backward each read W back, in
+/// the dtype of the product, for themselves. Throws ConfigError for bytes of another matrix.
+at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, BaseFormat format,
+                         int64_t out, const at::Tensor& bias,
+                         WeightLayout layout = WeightLayout::out_in);
 
 }  // namespace zero

@@ -10,7 +10,7 @@
 #include "zero/base/error.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/initial_values.h"
-#include "zero/models/layers/nf4_weight.h"
+#include "zero/models/layers/packed_weight.h"
 
 namespace zero {
 
@@ -38,13 +38,13 @@ void ProjectionImpl::make_weights() {
   }
   const bool in_out = layout == WeightLayout::in_out;
   const auto values = normal_values({in_out ? in : out, in_out ? out : in}, deviation);
-  weight = register_parameter("weight", quantised_ ? nf4_packed(values) : values, /*requires_grad=*/
-                              !quantised_);
+  weight = register_parameter("weight", quantised() ? packed_weight(values, format_) : values,
+                              /*requires_grad=*/!quantised());
   if (has_bias) bias = register_parameter("bias", at::zeros({out}));
 }
 
 void ProjectionImpl::attach(LowRankOptions options) {
-  if (!quantised_)
+  if (!quantised())
     product_ = (tiles ? tiles->weights.front() : weight).options().requires_grad(false);
   if (options.magnitude && tiles) {
     throw ConfigError(
@@ -62,15 +62,16 @@ void ProjectionImpl::attach(LowRankOptions options) {
 // (out, in), in fp32 where it is quantised
 at::Tensor ProjectionImpl::whole_weight() const {
   const bool in_out = this->in_out();
-  const auto whole = quantised_ ? nf4_values(weight, in_out ? options_.in : options_.out,
-                                             in_out ? options_.out : options_.in, at::kFloat)
-                                : weight;
+  const auto whole = quantised()
+                         ? unpacked_weight(weight, format_, in_out ? options_.in : options_.out,
+                                           in_out ? options_.out : options_.in, at::kFloat)
+                         : weight;
   return in_out ? whole.t() : whole;
 }
 
 at::Tensor ProjectionImpl::own_product(const at::Tensor& x, const at::Tensor& with_bias) const {
-  return quantised_ ? nf4_linear(x, weight, options_.out, with_bias, options_.layout)
-                    : linear(x, weight, with_bias, options_.layout);
+  return quantised() ? packed_linear(x, weight, format_, options_.out, with_bias, options_.layout)
+                     : linear(x, weight, with_bias, options_.layout);
 }
 
 void ProjectionImpl::adapt(const LowRankOptions& options) {
@@ -96,24 +97,26 @@ at::Tensor ProjectionImpl::forward(const at::Tensor& x) {
 }
 
 at::Tensor ProjectionImpl::forward_of_gelu(const at::Tensor& x) {
-  if (low_rank_ || quantised_) return forward(tanh_gelu(x));
+  if (low_rank_ || quantised()) return forward(tanh_gelu(x));
   return tiles ? tiles(tanh_gelu(x)) : gelu_linear(x, weight, bias, options_.layout);
 }
 
-void ProjectionImpl::quantise() {
+void ProjectionImpl::quantise(BaseFormat format) {
   if (tiles) {
     throw ConfigError(
         "A linear layer in tiles cannot be quantised. Leave the tiles out (--tile-elements).");
   }
-  if (std::exchange(quantised_, true)) return;
+  if (quantised() || format == BaseFormat::as_they_are) return;
+  format_ = format;
   if (!low_rank_) product_ = weight.options().requires_grad(false);
-  weight = parameters_["weight"] = nf4_packed(weight);  // it keeps its place in the order
+  weight = parameters_["weight"] =
+      packed_weight(weight, format);  // it keeps its place in the order
   if (low_rank_ && low_rank_->options().magnitude && !has_absent_values(weight))
     low_rank_->begin_magnitudes(row_lengths(whole_weight()));
 }
 
 bool ProjectionImpl::tile(int64_t max_elements) {
-  if (quantised_ || tiles || weight.numel() <= max_elements) return false;
+  if (quantised() || tiles || weight.numel() <= max_elements) return false;
   const auto whole = std::exchange(weight, at::Tensor());
   const auto whole_bias = std::exchange(bias, at::Tensor());
   parameters_.clear();

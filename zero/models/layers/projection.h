@@ -40,11 +40,12 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
   /// Returns forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
   at::Tensor forward_of_gelu(const at::Tensor& x);
   bool tile(int64_t max_elements) override;
-  /// Freezes the weight in 4 bits: `weight` becomes the bytes of its matrix in NF4
-  /// (zero::nf4_packed), and the layer reads it back for each product. Throws ConfigError for a
+  /// Freezes the weight in fewer bits: `weight` becomes the bytes of its matrix in `format`
+  /// (zero::packed_weight), and the layer reads it back for each product. Throws ConfigError for a
   /// layer in tiles. Does nothing a second time.
-  void quantise();
-  bool quantised() const { return quantised_; }
+  void quantise(BaseFormat format = BaseFormat::nf4);
+  bool quantised() const { return format_ != BaseFormat::as_they_are; }
+  BaseFormat format() const { return format_; }
   const ProjectionOptions& options() const { return options_; }
 
   void adapt(const LowRankOptions& options) override;
@@ -64,9 +65,9 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
   at::Tensor whole_weight() const;
 
   ProjectionOptions options_;
-  int64_t tile_elements_ = 0;  // 0: whole
-  bool quantised_ = false;
-  at::TensorOptions product_;  // of the low-rank matrices
+  int64_t tile_elements_ = 0;                    // 0: whole
+  BaseFormat format_ = BaseFormat::as_they_are;  // of the weight
+  at::TensorOptions product_;                    // of the low-rank matrices
   std::optional<LowRank> low_rank_;
 };
 TORCH_MODULE(Projection);

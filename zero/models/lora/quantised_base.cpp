@@ -29,7 +29,9 @@ bool is_frozen(const at::Tensor& weight) { return weight.defined() && !weight.re
 
 }  // namespace
 
-int64_t quantise_frozen(torch::nn::Module& root) {
+int64_t quantise_frozen(torch::nn::Module& root, BaseFormat format) {
+  if (format == BaseFormat::as_they_are)
+    throw ConfigError("The frozen weights were to be quantised to no format. Give nf4 or int8.");
   const auto holders = holders_of(root);
   std::set<ProjectionImpl*> layers;
   for (const auto& module : root.named_modules("", /*include_self=*/false)) {
@@ -49,19 +51,19 @@ int64_t quantise_frozen(torch::nn::Module& root) {
         "The frozen weights of linear layers were to be quantised, and the model has none. Freeze "
         "them first (zero::add_lora, zero::freeze); a layer of your own is a zero::Projection.");
   }
-  for (auto* layer : layers) layer->quantise();
+  for (auto* layer : layers) layer->quantise(format);
   return static_cast<int64_t>(layers.size());
 }
 
-std::map<std::string, std::vector<int64_t>> quantised_weights(const torch::nn::Module& root) {
-  std::map<std::string, std::vector<int64_t>> weights;
+std::map<std::string, PackedMatrix> quantised_weights(const torch::nn::Module& root) {
+  std::map<std::string, PackedMatrix> weights;
   for (const auto& module : root.named_modules("", /*include_self=*/false)) {
     const auto* layer = module.value()->as<ProjectionImpl>();
     if (layer == nullptr || !layer->quantised()) continue;
     const auto in = layer->in_features();
     const auto out = layer->out_features();
-    weights[module.key() + ".weight"] =
-        layer->in_out() ? std::vector{in, out} : std::vector{out, in};
+    weights[module.key() + ".weight"] = {
+        layer->format(), layer->in_out() ? std::vector{in, out} : std::vector{out, in}};
   }
   return weights;
 }
