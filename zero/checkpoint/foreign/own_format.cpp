@@ -94,7 +94,8 @@ CheckpointView view_own(const fs::path& path) {
     to.steps = from.steps;
     for (const auto& state : from.states) to.states[state.name] = own_state(from, state, slices[p]);
     for (const auto& [name, shape] : from.factored)
-      to.states[name] = in_file(manifest.files[factored_files[p]], name + "." + from.name, at::kFloat, shape);
+      to.states[name] =
+          in_file(manifest.files[factored_files[p]], name + "." + from.name, at::kFloat, shape);
   }
   const auto buffers_in = [&](const Manifest::File& file) {
     std::map<std::string, LazyTensor> buffers;
