@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from . import _C
 FORMATS = ("nf4", "int8")
 
 
-def quantize_frozen(model: torch.nn.Module, format: str = "nf4") -> int:
+def quantize_frozen(model: torch.nn.Module, format: str = "nf4", skip: Collection[str] = ()) -> int:
     """Replaces the frozen `torch.nn.Linear` layers of `model` by layers whose weights are kept in "nf4", with double quantisation, 4.127 bits
     a number, or in "int8" by blocks of 128, 8.25 bits, and returns how many it replaced. Call it after `peft.get_peft_model`, which freezes
     the base model, and before `shard`:
@@ -20,8 +21,9 @@ def quantize_frozen(model: torch.nn.Module, format: str = "nf4") -> int:
         libzero.quantize_frozen(model)
         opt = libzero.shard(model, torch.optim.AdamW(p for p in model.parameters() if p.requires_grad), stage=3)
 
-    A layer is frozen if its weight does not require gradients. Weights that other modules hold too (a tied head) stay as they are, and so do
-    layers of other classes. The numbers are those of `zero train --lora-quantize-base`, bit for bit (docs/fine-tuning.md). A product
+    A layer is frozen if its weight does not require gradients. These stay as they are: the head (`get_output_embeddings` of transformers'
+    models), as in `zero train`; weights that other modules hold too; layers of other classes; and layers whose name, or whose name's last
+    part, is in `skip`. T5 needs `skip=("wo",)`, since it casts what goes into that layer to the dtype of the weight. The numbers are those of `zero train --lora-quantize-base`, bit for bit (docs/fine-tuning.md). A product
     computes in the dtype that the weight had, or in that of autocast.
 
     Throws ConfigError for another format, if there is no such layer, and for a weight that is not in fp32, bf16 or fp16 on the CPU. Then nothing is replaced."""
@@ -31,9 +33,13 @@ def quantize_frozen(model: torch.nn.Module, format: str = "nf4") -> int:
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    head_of = getattr(model, "get_output_embeddings", None)
+    head = head_of() if callable(head_of) else None
     found: dict[str, torch.nn.Linear] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module) is not torch.nn.Linear or module.weight.requires_grad or holders[id(module.weight)] > 1:
+            continue
+        if module is head or name in skip or name.rpartition(".")[2] in skip:
             continue
         if not name:
             raise _C.ConfigError("quantize_frozen replaces layers of a model, and was given a single linear layer. Give a module that holds it.")
@@ -68,6 +74,11 @@ class PackedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype
+        if not x.is_floating_point():
+            raise _C.ConfigError(
+                f"A layer that quantize_frozen has replaced was given {x.dtype}: its model casts to the dtype of the layer's weight, which is "
+                f"bytes now. Leave such layers out by their names (T5: skip=('wo',)). It has {self.in_features} inputs and {self.out_features} outputs."
+            )
         if torch.is_autocast_enabled(x.device.type):  # the values are read back in the dtype of the product
             dtype = torch.get_autocast_dtype(x.device.type)
             x = x.to(dtype)

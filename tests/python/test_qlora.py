@@ -28,7 +28,9 @@ def adapted(dtype: torch.dtype = torch.float32) -> Any:
 
 
 def frozen_layers(model: Any) -> dict[str, Any]:
-    return {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and not module.weight.requires_grad}
+    """Those but the head, which stays."""
+    layers = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and not module.weight.requires_grad}
+    return {name: layer for name, layer in layers.items() if layer is not model.get_output_embeddings()}
 
 
 def losses(model: Any, group: Any, stage: int, held: dict[str, Any] | None = None) -> list[float]:
@@ -65,6 +67,26 @@ def test_stages_have_the_bits_of_a_model_with_these_values(group: Any) -> None:
                 assert isinstance(layer, PackedLinear) and torch.equal(layer.values(), expected), name
             got = losses(model, group, stage)
             assert got == wanted, f"{format}, stage {stage}: {got}, {wanted}"
+
+
+@ranks(1)
+def test_a_model_that_casts_to_the_dtype_of_a_weight_is_told(group: Any) -> None:
+    """T5 casts what goes into `wo` to its weight's dtype: bytes would be other numbers."""
+
+    def t5() -> Any:
+        config = transformers.T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, decoder_start_token_id=0)
+        model = transformers.T5ForConditionalGeneration(config)
+        return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q", "v"])).eval()
+
+    tokens = torch.arange(12).view(1, 12)
+    model = t5()
+    libzero.quantize_frozen(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        with expect(libzero.ConfigError, "skip=('wo',)"):
+            model(input_ids=tokens, labels=tokens)
+    model = t5()
+    libzero.quantize_frozen(model, skip=("wo",))
+    model(input_ids=tokens, labels=tokens).loss.backward()
 
 
 @ranks(2)
