@@ -60,7 +60,7 @@ def run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    return done.stdout
+    return re.sub(r"^\[\d+\] ?", "", done.stdout, flags=re.M)  # a launcher says which rank speaks
 
 
 def words_of(setting: tuple[str, int, int, int, int, int, str, dict[str, Any]]) -> str:
