@@ -181,6 +181,8 @@ TEST(LlamaConfig, HasTheDefaultsOfTransformers) {
                    "sliding_window": 512, "vocab_size": 262144, "cache_implementation": "hybrid",
                    "sliding_window_pattern": 6, "rope_local_base_freq": 10000})");
   EXPECT_EQ(gemma.parameter_count(), 999885952);  // Gemma-3-1B's
+  // transformers takes no 256.0.
+  EXPECT_THAT(gemma.to_json(), HasSubstr("\"query_pre_attn_scalar\": 256,"));
   EXPECT_EQ(gemma.windows[4], 512);
   EXPECT_EQ(gemma.windows[5], 0);
   EXPECT_EQ(of(R"({"model_type": "gemma", "hidden_act": "gelu", "pad_token_id": null,

@@ -67,7 +67,7 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTable& t
     keys = all.keys;
     values = all.values;
   }
-  const double scalar = config_.query_scalar;
+  const auto scalar = static_cast<double>(config_.query_scalar);
   const auto scale = scalar > 0 ? std::optional(1 / std::sqrt(scalar)) : std::nullopt;
   return o_proj(causal_attention(queries, keys, values, mask,
                                  is_training() ? config_.attention_dropout : 0.0, scale));

@@ -66,7 +66,7 @@ void LlamaConfig::validate() const {
                     "be positive.",
                     each.theta, each.factor));
   }
-  if (!(query_scalar >= 0)) {
+  if (query_scalar < 0) {
     throw ConfigError(
         fmt::format("The model's query_pre_attn_scalar is {}; it must be positive, since scores "
                     "are divided by its root.",

@@ -35,7 +35,7 @@ struct LlamaConfig {
   /// Norms multiply by 1 + weight, embeddings are multiplied by the root of C, which is rounded to
   /// their dtype, and gates are GELU in its tanh form.
   bool gemma = false;
-  double query_scalar = 0;  ///< attention's scores are divided by its root; 0: by that of D
+  int64_t query_scalar = 0;  ///< attention's scores are divided by its root; 0: by that of D
   bool tie_word_embeddings = false;
   double attention_dropout = 0.0;
   double initializer_range = 0.02;
