@@ -11,6 +11,7 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/data/document.h"
+#include "zero/data/example.h"
 #include "zero/data/prepare.h"
 #include "zero/data/tokenizer.h"
 #include "zero/data/utf8.h"
@@ -28,7 +29,7 @@ int encode_lines(const std::string& path, const std::string& name) {
     const auto line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     ++number;
-    if (line.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
+    if (is_blank(line)) continue;
     try {
       const auto example = encoder.read(line);
       const auto document = encoder.encode(example);

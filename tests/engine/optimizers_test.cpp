@@ -199,25 +199,33 @@ TEST(Lamb, ExchangesTheNormsOfParametersInSeveralSlicesAndNothingElse) {
   }
 }
 
+// Returns the bytes of all-gathers in the second step of a chain whose matrices are a unit each:
+// two batches of two. They are those of the formula.
+int64_t gathered_in_a_step(const Optimizer& optimizer, int stage,
+                           const std::shared_ptr<comm::Group>& group) {
+  auto chain = std::make_shared<Chain>();
+  Config c = config(stage);
+  c.unit_bytes = 64 * 64 * 4;
+  Engine engine(chain, optimizer, c, group);
+  const auto step = [&] {
+    engine.backward(chain->forward(torch::full({3, 64}, 0.1)).mean());
+    engine.step();
+  };
+  step();
+  group->traffic().reset();
+  step();
+  const auto counted = group->traffic().count(Collective::all_gather).logical_bytes;
+  EXPECT_EQ(engine.traffic_formula().all_gather, counted);
+  return counted;
+}
+
 TEST(WholeMatrices, TheirDirectionsAreExchangedOnceAndWhatIsFoundOnce) {
   const std::vector<std::pair<Optimizer, int64_t>> found{{Muon{}, 64 * 64},
                                                          {Apollo{.rank = 4}, 64}};
   for (const auto& [optimizer, numel] : found) {
     run_as_threads(2, [&, &optimizer = optimizer, numel = numel](auto group) {
       for (const int stage : {0, 1, 2}) {
-        auto chain = std::make_shared<Chain>();
-        Config c = config(stage);
-        c.unit_bytes = 64 * 64 * 4;  // a unit for each matrix: two batches of two
-        Engine engine(chain, optimizer, c, group);
-        const auto step = [&] {
-          engine.backward(chain->forward(torch::full({3, 64}, 0.1)).mean());
-          engine.step();
-        };
-        step();
-        group->traffic().reset();
-        step();
-        const auto counted = group->traffic().count(Collective::all_gather).logical_bytes;
-        EXPECT_EQ(engine.traffic_formula().all_gather, counted);
+        const auto counted = gathered_in_a_step(optimizer, stage, group);
         const int64_t model = int64_t{4} * 64 * 64 * 4;
         // Parameters and directions, and the results.
         EXPECT_EQ(counted, stage == 0 ? 0 : 2 * model / 2 + 4 * numel * 4 / 2);
@@ -262,19 +270,7 @@ TEST(Factored, StatesAreWholeOnEveryRankOrWhereMatricesAreProjectedAndNothingEls
 TEST(Adafactor, ExchangesSumsOfRowsAndColumnsAndNorms) {
   run_as_threads(2, [&](auto group) {
     for (const int stage : {0, 1, 2}) {
-      auto chain = std::make_shared<Chain>();
-      Config c = config(stage);
-      c.unit_bytes = 64 * 64 * 4;  // a unit for each matrix
-      Engine engine(chain, Adafactor{}, c, group);
-      const auto step = [&] {
-        engine.backward(chain->forward(torch::full({3, 64}, 0.1)).mean());
-        engine.step();
-      };
-      step();
-      group->traffic().reset();
-      step();
-      const auto counted = group->traffic().count(Collective::all_gather).logical_bytes;
-      EXPECT_EQ(engine.traffic_formula().all_gather, counted);
+      const auto counted = gathered_in_a_step(Adafactor{}, stage, group);
       // Parameters; of half of the rows and all columns an exponent and a sum; norms.
       const int64_t parameters = int64_t{4} * 64 * 64 * 4 / 2;
       const int64_t sums = int64_t{4} * (32 + 64) * (1 + 8);

@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "test_arrays.h"
+#include "packed_checks.h"
 #include "tests/support/instruction_sets.h"
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
@@ -25,10 +25,7 @@ using ::testing::HasSubstr;
 constexpr std::array<int64_t, 7> kSizes{1, 127, 128, 129, 1000, 128 * 512 + 1, 200'000};
 
 std::vector<std::byte> packed(const std::vector<float>& values) {
-  const auto numel = static_cast<int64_t>(values.size());
-  std::vector<std::byte> bytes(static_cast<size_t>(packed_bytes(BaseFormat::int8, numel)));
-  pack(BaseFormat::int8, values.data(), numel, bytes.data());
-  return bytes;
+  return packed_in(BaseFormat::int8, values);
 }
 
 std::vector<float> normal_numbers(int64_t numel) {
@@ -86,40 +83,13 @@ TEST(Int8Base, HasEveryBitOfTheReferenceOnEveryInstructionSet) {
       const Reference reference(values);
       const auto bytes = packed(values);
       ASSERT_EQ(bytes, reference.bytes);
-      for (const auto dtype : dtypes()) {
-        Array<float> room(numel, 3);  // of any dtype
-        unpack(BaseFormat::int8, bytes.data(), numel, room.data(), dtype);
-        for (int64_t i = 0; i < numel; ++i) {
-          std::array<std::byte, 4> one;
-          narrow(one.data(), dtype, 0, reference.read_back[static_cast<size_t>(i)]);
-          ASSERT_TRUE(same(widen(room.data(), dtype, i), widen(one.data(), dtype, 0))) << i;
-        }
-        EXPECT_TRUE(room.guards_intact());
-      }
+      expect_reads_back(BaseFormat::int8, bytes, reference.read_back);
     }
   });
 }
 
 TEST(Int8Base, TheKernelHasTheBitsOfPlainLoops) {
-  for (const bool special : {false, true}) {
-    for (const int64_t numel : kSizes) {
-      Numbers source(3, special);
-      std::vector<float> values(static_cast<size_t>(numel));
-      for (auto& value : values) value = source.next();
-      const auto bytes = packed(values);
-      for (const auto dtype : dtypes()) {
-        std::vector<float> plain(values.size());
-        unpack_reference(BaseFormat::int8, bytes.data(), numel, plain.data(), dtype);
-        on_each_instruction_set([&](const char* name) {
-          std::vector<float> fast(values.size());
-          unpack(BaseFormat::int8, bytes.data(), numel, fast.data(), dtype);
-          for (int64_t i = 0; i < numel; ++i)
-            ASSERT_TRUE(same(widen(fast.data(), dtype, i), widen(plain.data(), dtype, i)))
-                << name << " " << i;
-        });
-      }
-    }
-  }
+  expect_bits_of_plain_loops(BaseFormat::int8, kSizes);
 }
 
 TEST(Int8Base, ABlockWithWhatIsNoNumberIsNone) {

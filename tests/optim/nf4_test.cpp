@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "test_arrays.h"
+#include "packed_checks.h"
 #include "tests/support/instruction_sets.h"
 
 namespace zero::optim {
@@ -30,10 +30,7 @@ std::vector<float> normal_numbers(int64_t numel, uint32_t seed) {
 }
 
 std::vector<std::byte> packed(const std::vector<float>& values) {
-  const auto numel = static_cast<int64_t>(values.size());
-  std::vector<std::byte> bytes(static_cast<size_t>(nf4_bytes(numel)));
-  nf4_quantise(values.data(), numel, bytes.data());
-  return bytes;
+  return packed_in(BaseFormat::nf4, values);
 }
 
 /// Returns the numbers that fp8 (e4m3) can hold and that are not negative.
@@ -134,41 +131,12 @@ TEST(Nf4, HasEveryBitOfTheReferenceOnEveryInstructionSet) {
       const Reference reference(values);
       const auto bytes = packed(values);
       ASSERT_EQ(bytes, reference.bytes);
-      for (const auto dtype : dtypes()) {
-        Array<float> room(numel, 3);  // of any dtype
-        nf4_dequantise(bytes.data(), numel, room.data(), dtype);
-        for (int64_t i = 0; i < numel; ++i) {
-          std::array<std::byte, 4> one;
-          narrow(one.data(), dtype, 0, reference.read_back[static_cast<size_t>(i)]);
-          ASSERT_TRUE(same(widen(room.data(), dtype, i), widen(one.data(), dtype, 0))) << i;
-        }
-        EXPECT_TRUE(room.guards_intact());
-      }
+      expect_reads_back(BaseFormat::nf4, bytes, reference.read_back);
     }
   });
 }
 
-TEST(Nf4, TheKernelHasTheBitsOfPlainLoops) {
-  for (const bool special : {false, true}) {
-    for (const int64_t numel : kSizes) {
-      Numbers source(3, special);
-      std::vector<float> values(static_cast<size_t>(numel));
-      for (auto& value : values) value = source.next();
-      const auto bytes = packed(values);
-      for (const auto dtype : dtypes()) {
-        std::vector<float> plain(values.size());
-        nf4_dequantise_reference(bytes.data(), numel, plain.data(), dtype);
-        on_each_instruction_set([&](const char* name) {
-          std::vector<float> fast(values.size());
-          nf4_dequantise(bytes.data(), numel, fast.data(), dtype);
-          for (int64_t i = 0; i < numel; ++i)
-            ASSERT_TRUE(same(widen(fast.data(), dtype, i), widen(plain.data(), dtype, i)))
-                << name << " " << i;
-        });
-      }
-    }
-  }
-}
+TEST(Nf4, TheKernelHasTheBitsOfPlainLoops) { expect_bits_of_plain_loops(BaseFormat::nf4, kSizes); }
 
 TEST(Nf4, IsNearAndKeepsZerosAndEnds) {
   auto values = normal_numbers(100'000, 11);

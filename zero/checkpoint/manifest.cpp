@@ -125,7 +125,7 @@ Manifest::File file_of(const Json& json) {
 }
 
 // States become the names of files in exports.
-const std::string& state_name(const std::string& name) {
+std::string state_name(const std::string& name) {
   if (!name.empty() && !name.starts_with('.') && name.find('/') == std::string::npos) return name;
   throw CheckpointError(fmt::format("names the state '{}'", excerpt(name)));
 }

@@ -159,6 +159,10 @@ Example of_prompt_and_completion(const OrderedJson& object,
 
 }  // namespace
 
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
 Example read_example(std::string_view line, const std::optional<ChatTemplate>& chat_template) {
   const auto object = object_of(line);
   if (has(object, "messages"))

@@ -27,6 +27,9 @@ struct Example {
   bool by_template = false;
 };
 
+/// Returns whether a line has white space alone: such lines are left out.
+bool is_blank(std::string_view line);
+
 /// Throws DataError, whose message begins as "has no field ..." (the caller says which line), for
 /// text that is not JSON, a line of another form, a field of the wrong kind, a conversation without
 /// an answer, or one for which there is no template.

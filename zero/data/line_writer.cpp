@@ -7,6 +7,7 @@
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
 #include "zero/checkpoint/file.h"
+#include "zero/data/example.h"
 #include "zero/data/prepare.h"
 #include "zero/data/token_output.h"
 
@@ -14,10 +15,6 @@ namespace zero {
 namespace {
 
 constexpr size_t kBytesAtOnce = size_t{4} << 20;
-
-bool is_blank(std::string_view line) {
-  return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
-}
 
 }  // namespace
 

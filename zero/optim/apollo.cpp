@@ -101,18 +101,8 @@ const optim::Algorithm<Apollo>& Apollo::algorithm() {
             (optim::ApolloDirection<float>(optimizer, moment), gradient_scale,
              optim::to_direction(operands, findings.direction), begin, end);
           },
-      .first_sweep_reference =
-          [](const Apollo& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Operands& operands, optim::Findings& findings) {
-            optim::plain_update<optim::ApolloDirection>(
-                optimizer, moment, gradient_scale,
-                optim::to_direction(operands, findings.direction));
-          },
-      .update =
-          [](const Apollo& optimizer, optim::Moment moment, float /*gradient_scale*/,
-             const optim::Operands& operands, int64_t begin, int64_t end) {
-            optim::update_matrix(optim::MatrixStep<float>(optimizer, moment), operands, begin, end);
-          },
+      .first_sweep_reference = &optim::plain_direction<optim::ApolloDirection, Apollo>,
+      .update = &optim::second_sweep<Apollo>,
       .update_reference = &optim::plain_update<optim::MatrixStep, Apollo>,
       .update_exact = &optim::exact_update<optim::MatrixStep, Apollo>};
   return known;

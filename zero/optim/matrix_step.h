@@ -4,8 +4,10 @@
 #include <array>
 #include <cstdint>
 
+#include "zero/optim/algorithm.h"
 #include "zero/optim/moment.h"
 #include "zero/optim/optimizer.h"
+#include "zero/optim/sweeps.h"
 
 namespace zero::optim {
 
@@ -47,6 +49,21 @@ inline Operands to_direction(const Operands& operands, float* direction) {
   to.lower = nullptr;
   to.parameter = nullptr;
   return to;
+}
+
+/// Is Algorithm::first_sweep_reference of an optimizer whose directions `Direction` makes.
+template <template <class> class Direction, class T>
+void plain_direction(const T& optimizer, Moment moment, float gradient_scale,
+                     const Operands& operands, Findings& findings) {
+  plain_update<Direction>(optimizer, moment, gradient_scale,
+                          to_direction(operands, findings.direction));
+}
+
+/// Is Algorithm::update.
+template <class T>
+void second_sweep(const T& optimizer, Moment moment, float /*gradient_scale*/,
+                  const Operands& operands, int64_t begin, int64_t end) {
+  update_matrix(MatrixStep<float>(optimizer, moment), operands, begin, end);
 }
 
 }  // namespace zero::optim

@@ -114,18 +114,8 @@ const optim::Algorithm<Muon>& Muon::algorithm() {
             (optim::MuonDirection<float>(optimizer, moment), gradient_scale,
              optim::to_direction(operands, findings.direction), begin, end);
           },
-      .first_sweep_reference =
-          [](const Muon& optimizer, optim::Moment moment, float gradient_scale,
-             const optim::Operands& operands, optim::Findings& findings) {
-            optim::plain_update<optim::MuonDirection>(
-                optimizer, moment, gradient_scale,
-                optim::to_direction(operands, findings.direction));
-          },
-      .update =
-          [](const Muon& optimizer, optim::Moment moment, float /*gradient_scale*/,
-             const optim::Operands& operands, int64_t begin, int64_t end) {
-            optim::update_matrix(optim::MatrixStep<float>(optimizer, moment), operands, begin, end);
-          },
+      .first_sweep_reference = &optim::plain_direction<optim::MuonDirection, Muon>,
+      .update = &optim::second_sweep<Muon>,
       .update_reference = &optim::plain_update<optim::MatrixStep, Muon>,
       .update_exact = &optim::exact_update<optim::MatrixStep, Muon>};
   return known;

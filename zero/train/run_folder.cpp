@@ -213,11 +213,11 @@ std::vector<fs::path> RunFolder::drop_checkpoints(
     const std::function<bool(int64_t step)>& keep) const {
   std::vector<fs::path> dropped;
   for (const int64_t step : checkpoint_steps(path_)) {
+    if (keep(step)) continue;
     // Folders of other programs may have such names too.
     std::error_code error;
-    const bool own =
-        is_save(checkpoint(step)) || fs::exists(checkpoint(step) / kEarlierMarker, error);
-    if (!own || keep(step)) continue;
+    if (!is_save(checkpoint(step)) && !fs::exists(checkpoint(step) / kEarlierMarker, error))
+      continue;
     // The file that marks the checkpoint as whole goes first.
     std::error_code ignored;
     for (const char* marker : {Manifest::kFile, kEarlierMarker})

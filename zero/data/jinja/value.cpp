@@ -53,8 +53,9 @@ Extent measured(const List& list) {
 Extent measured(const Dict& dict) {
   Extent all;
   for (const auto& [key, each] : dict) {
-    all.own += sizeof(key) + key.size();
-    all.whole += sizeof(key) + key.size();
+    const size_t bytes = sizeof(std::string) + key.size();
+    all.own += bytes;
+    all.whole += bytes;
     add_part(all, each);
   }
   return all;

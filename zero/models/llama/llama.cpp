@@ -1,7 +1,6 @@
 #include "zero/models/llama/llama.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <cmath>
 #include <map>
@@ -22,12 +21,6 @@ Projection projection(const LlamaConfig& config, int64_t in, int64_t out, bool b
 RmsNorm make_norm(const LlamaConfig& config, int64_t width) {
   return RmsNorm(width, config.norm_eps,
                  config.gemma ? NormScale::weight_and_one : NormScale::weight);
-}
-
-float rounded(float value, at::ScalarType dtype) {
-  if (dtype == at::kBFloat16) return static_cast<float>(c10::BFloat16(value));
-  if (dtype == at::kHalf) return static_cast<float>(c10::Half(value));
-  return value;
 }
 
 }  // namespace
@@ -143,11 +136,11 @@ const at::Tensor& LlamaImpl::output_weight() const {
 
 at::Tensor LlamaImpl::embed_tokens(const at::Tensor& tokens, const at::Tensor& slot,
                                    const Places& /*places*/) {
-  const auto x = slot.defined() ? tied_embedding(input_weight(), tokens, slot, config_.padding)
-                                : model->embed_tokens(tokens);
+  auto x = slot.defined() ? tied_embedding(input_weight(), tokens, slot, config_.padding)
+                          : model->embed_tokens(tokens);
   if (!config_.gemma) return x;
-  const double root = std::sqrt(static_cast<double>(config_.width));
-  return x * rounded(static_cast<float>(root), x.scalar_type());
+  // The root is rounded to their dtype.
+  return x * at::scalar_tensor(std::sqrt(static_cast<double>(config_.width)), x.options());
 }
 
 std::vector<Decoder::Block> LlamaImpl::blocks(const at::Tensor& tokens, KeyValueCache* cache,
