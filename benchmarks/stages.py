@@ -3,9 +3,10 @@
 
     benchmarks/stages.py build/release/zero [--ranks 2] [--steps 8] [--rounds 2] [--json FILE] [--only bert-large]
 
-Runs `zero train` in bf16 with fp32 master weights (16 bytes a parameter, as the paper's mixed precision) from random weights. States and bytes
-are the ledger's of rank 0. Of the paper (arXiv 1910.02054): the bytes of states a parameter on N ranks (Sections 3.1 and 5), which are 16,
-4 + 12/N, 2 + 14/N and 16/N, and the elements that a rank sends in a step (Section 7): 2 a parameter, and 3 at stage 3, each times (N-1)/N.
+It runs `zero train` in bf16 with fp32 master weights (16 bytes a parameter, as the paper's mixed precision) from random weights. States and
+bytes are the ledger's of rank 0, and `peak` is the most that it held, without activations. The paper (arXiv 1910.02054) says how many bytes of
+states a parameter has on N ranks (Sections 3.1 and 5): 16, 4 + 12/N, 2 + 14/N and 16/N. It says how many elements a rank sends in a step (Section
+7): 2 a parameter, and 3 at stage 3, each times (N-1)/N.
 """
 
 import argparse
