@@ -90,6 +90,20 @@ TEST(Simulation, WhatIsInfinitelyFastTakesNoTime) {
   EXPECT_EQ(step.exposed_seconds(), 0);
 }
 
+// Half of each message's time is lost for computing. The first gather comes while nothing is
+// computed, so it costs nothing; each later one costs the operator behind it a second.
+TEST(Simulation, ProcessorsThatCarryMessagesComputeLater) {
+  auto speeds = kOne;
+  speeds.link_work = 0.5;
+  const auto step = simulate(chain({4, 4, 4}, 2, 3, 1), speeds);
+  // A gather for the second unit begins with the first operator.
+  EXPECT_EQ(step.seconds, 2 + 5 + 5 + 4);
+  EXPECT_EQ(exposed(step, Resource::link), 2);
+  EXPECT_EQ(busy(step, Resource::compute), 14);
+  // On demand all is carried while computing waits.
+  EXPECT_EQ(simulate(chain({4, 4, 4}, 2, 3, 0), speeds).seconds, 3 * (2 + 4));
+}
+
 // Gathers at 0 and 2, operators at 1, 3, 4, 6; the first reduction runs from 6 to 9 beside the last
 // operator, the second from 9 to 12 beside nothing.
 TEST(Simulation, ReducesBesideBackward) {

@@ -270,6 +270,7 @@ TEST(Planner, RefusesWhatMakesNoSense) {
   for (const auto& [json, says] :
        {std::pair{R"({"device": "H100", "network": 0})", "'network' is 0"},
         {R"({"device": "H100", "wires": 3})", "'wires' is unknown"},
+        {R"({"device": "H100", "network_processors": 1.5})", "it is a part, and at most 1"},
         {R"({"hosts": 2})", "give 'device'"},
         {R"([])", "must be an object"}}) {
     const auto message =

@@ -35,7 +35,14 @@ class Machine {
     };
     // If a need ends just when the resource gets free, the task waited for the need.
     for (const size_t need : needs) wait(need);
-    wait(last_[index(task.resource)]);
+    const size_t before = last_[index(task.resource)];
+    wait(before);
+    if (task.resource == Resource::link) carrying_ += seconds * speeds_.link_work;
+    if (task.resource == Resource::compute) {
+      // While processors have nothing to compute, they carry without loss.
+      const double idle = task.begin - (before == kNone ? 0 : tasks_[before].end);
+      seconds += std::max(0.0, std::exchange(carrying_, 0) - idle * speeds_.link_work);
+    }
     task.end = task.begin + seconds;
     tasks_.push_back(task);
     return last_[index(task.resource)] = tasks_.size() - 1;
@@ -66,6 +73,7 @@ class Machine {
   Speeds speeds_;
   std::vector<SimulatedTask> tasks_;
   std::array<size_t, kResources> last_{};
+  double carrying_ = 0;  // seconds that processors still need for messages
 };
 
 class Run {

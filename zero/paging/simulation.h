@@ -19,6 +19,9 @@
 //   update      unit by unit, when all gradients are there; on the device or on the host, with the
 //               reads before it, and the writes, copies and all-gathers of new parameters behind it
 //
+// On CPUs the processors that compute carry the messages too. Each message then lengthens the next
+// operators by `Speeds::link_work` of its time, less what it carried while they waited.
+//
 // The simulation simplifies. An operator lasts as long as its FLOPs say. Messages have no latency.
 // The host that hands out the work takes no time and waits for no copy. Nothing else uses a
 // resource. A gather waits for operators even if a frame is free before them, as a device's first
@@ -53,11 +56,12 @@ namespace zero::paging {
 
 /// The speeds of the resources, in units a second. At 0 the work of a resource takes no time.
 struct Speeds {
-  double compute = 0;  ///< FLOPs
-  double link = 0;     ///< bytes that a rank (between hosts: a host) sends
-  double pcie = 0;     ///< bytes between device and host, each way
-  double disk = 0;     ///< bytes, reads and writes together
-  double update = 0;   ///< bytes of gradients, parameters and states that an update passes over
+  double compute = 0;    ///< FLOPs
+  double link = 0;       ///< bytes that a rank (between hosts: a host) sends
+  double pcie = 0;       ///< bytes between device and host, each way
+  double disk = 0;       ///< bytes, reads and writes together
+  double update = 0;     ///< bytes of gradients, parameters and states that an update passes over
+  double link_work = 0;  ///< the part of computing that is lost while the link is busy, 0 to 1
 };
 
 enum class Resource : uint8_t {

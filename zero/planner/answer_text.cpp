@@ -40,8 +40,11 @@ std::string here_text(const Cluster& cluster) {
       cluster.device.flops_fp32 * 1e-9, cluster.device.flops * 1e-9,
       cluster.device.bandwidth * 1e-9, cluster.inside.bandwidth * 1e-9,
       cluster.hosts > 1
-          ? fmt::format("; {:.3g} GB/s between hosts, {:.3g} ms for a message",
-                        cluster.between.bandwidth * 1e-9, cluster.between.latency * 1e3)
+          ? fmt::format(
+                "; {:.3g} GB/s between hosts, {:.3g} ms for a message, which takes {:.0f} % "
+                "of computing while it is under way",
+                cluster.between.bandwidth * 1e-9, cluster.between.latency * 1e3,
+                100 * cluster.between.processors)
           : "",
       cluster.nvme > 0 ? fmt::format("; a disk of {:.3g} GB/s", cluster.nvme * 1e-9) : "",
       format_bytes(cluster.host_memory));

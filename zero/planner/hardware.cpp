@@ -195,6 +195,7 @@ namespace {
 struct Number {
   const char* key;
   double& value;
+  bool part = false;  ///< it is at most 1
 };
 
 std::vector<Number> numbers(Cluster& c) {
@@ -203,14 +204,16 @@ std::vector<Number> numbers(Cluster& c) {
           {"memory", c.device.memory},
           {"bandwidth", c.device.bandwidth},
           {"pcie", c.device.pcie},
-          {"products", c.device.products},
-          {"streams", c.device.streams},
+          {"products", c.device.products, true},
+          {"streams", c.device.streams, true},
           {"link", c.inside.bandwidth},
           {"link_latency", c.inside.latency},
-          {"link_efficiency", c.inside.efficiency},
+          {"link_efficiency", c.inside.efficiency, true},
+          {"link_processors", c.inside.processors, true},
           {"network", c.between.bandwidth},
           {"network_latency", c.between.latency},
-          {"network_efficiency", c.between.efficiency},
+          {"network_efficiency", c.between.efficiency, true},
+          {"network_processors", c.between.processors, true},
           {"host_memory", c.host_memory},
           {"nvme", c.nvme},
           {"nvme_bytes", c.nvme_bytes},
@@ -271,6 +274,8 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
     const double number = value.is_number() ? value.get<double>() : NAN;
     if (!std::isfinite(number) || !(number > 0))
       fail(fmt::format("'{}' is {}; it must be a number above 0.", key, value.dump()));
+    if (found->part && number > 1)
+      fail(fmt::format("'{}' is {}; it is a part, and at most 1.", key, value.dump()));
     found->value = number;
   }
   if (cluster.device.flops == 0 || cluster.device.memory == 0 || cluster.device.bandwidth == 0)
@@ -308,8 +313,8 @@ std::string to_json(const Cluster& cluster) {
                {"per_host", cluster.per_host},
                {"cpu", cluster.device.cpu},
                {"source", cluster.device.source}};
-  for (const auto& [key, value] : numbers(copy)) {
-    if (value > 0) json[key] = value;
+  for (const auto& number : numbers(copy)) {
+    if (number.value > 0) json[number.key] = number.value;
   }
   return json.dump(2);
 }

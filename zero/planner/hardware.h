@@ -19,6 +19,7 @@ struct Link {
   double bandwidth = 0;   ///< bytes a second, one way: of a device, or of a host
   double latency = 0;     ///< seconds of a message
   double efficiency = 1;  ///< the part of the bandwidth that large messages reach
+  double processors = 0;  ///< the part of a rank's computing that is lost while the link is busy
 };
 
 /// Speeds are in bytes a second and one way, unless another unit is named.

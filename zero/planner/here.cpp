@@ -50,31 +50,82 @@ double free_bytes(const std::vector<std::string>& folders) {
   return bytes;
 }
 
-/// Returns the median of the seconds of an all-gather of `bytes` bytes of each rank, which the
-/// slowest rank takes. The calls go on for about `seconds`. Collective.
-double seconds_of_gather(comm::Group& group, int64_t bytes, double seconds) {
-  using Clock = std::chrono::steady_clock;
-  constexpr int kLeast = 3, kMost = 100;
-  auto whole = group.empty(bytes * group.size(), at::kByte, Category::communication);
-  whole.zero_();
-  const auto mine = whole.narrow(0, bytes * group.rank(), bytes);
-  const auto once = [&] {
-    const auto begin = Clock::now();
-    group.all_gather(whole, mine, "a measurement of the network").wait();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
-  once();
-  const auto slowest = [&](double own) {
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// All-gathers of `bytes` bytes of each rank, as measurements of the network.
+class Gathers {
+ public:
+  Gathers(comm::Group& group, int64_t bytes)
+      : group_(group),
+        whole_(group.empty(bytes * group.size(), at::kByte, Category::communication)),
+        mine_(whole_.narrow(0, bytes * group.rank(), bytes)) {
+    whole_.zero_();
+  }
+
+  comm::Work start() { return group_.all_gather(whole_, mine_, "a measurement of the network"); }
+
+  /// Returns the median of the seconds that one takes on the slowest rank. They go on for about
+  /// `seconds`. Collective.
+  double median(double seconds) {
+    const auto once = [&] {
+      const auto begin = Clock::now();
+      start().wait();
+      return seconds_since(begin);
+    };
+    once();
+    const int count = count_in(seconds, largest(group_, once()));
+    std::vector<double> times;
+    for (int i = 0; i < count; ++i) times.push_back(once());
+    std::ranges::nth_element(times, times.begin() + count / 2);
+    return largest(group_, times[static_cast<size_t>(count / 2)]);
+  }
+
+  /// Returns the part of a rank's computing that one takes away, over the `alone` seconds that it
+  /// takes while nothing is computed: the mean of all ranks, at most 1. Collective.
+  double lost_computing(double alone) {
+    constexpr int64_t kSize = 256;  // a product of some tenths of a millisecond
+    constexpr double kSeconds = 0.1;
+    constexpr int kTurns = 3;
+    const auto a = at::full({kSize, kSize}, 0.5), b = at::full({kSize, kSize}, 0.25);
+    const int count = count_in(kSeconds, alone);
+    double computed = 0, quiet = 0;  // products, and seconds, without gathers
+    double beside = 0, busy = 0;     // the same beside gathers
+    for (int turn = 0; turn < kTurns; ++turn) {
+      start().wait();  // ranks begin together
+      auto begin = Clock::now();
+      for (; seconds_since(begin) < kSeconds; ++computed) (void)product(a, b);
+      quiet += seconds_since(begin);
+      start().wait();
+      begin = Clock::now();
+      for (int i = 0; i < count; ++i) {
+        auto work = start();
+        for (; !work.done(); ++beside) (void)product(a, b);
+        work.wait();
+      }
+      busy += seconds_since(begin);
+    }
+    const double lost = busy - beside * quiet / std::max(computed, 1.0);
+    const auto all = comm::gather_records(group_, lost / (kTurns * count * alone), "time");
+    const double sum = std::accumulate(all.begin(), all.end(), 0.0);
+    return std::clamp(sum / static_cast<double>(all.size()), 0.0, 1.0);
+  }
+
+ private:
+  static int count_in(double seconds, double of_one) {
+    constexpr int kLeast = 3, kMost = 100;
+    return std::clamp(static_cast<int>(seconds / std::max(of_one, 1e-9)), kLeast, kMost);
+  }
+  static double largest(comm::Group& group, double own) {
     const auto all = comm::gather_records(group, own, "time");
     return *std::ranges::max_element(all);
-  };
-  const double first = slowest(once());
-  const int count = std::clamp(static_cast<int>(seconds / std::max(first, 1e-9)), kLeast, kMost);
-  std::vector<double> times;
-  for (int i = 0; i < count; ++i) times.push_back(once());
-  std::ranges::nth_element(times, times.begin() + count / 2);
-  return slowest(times[static_cast<size_t>(count / 2)]);
-}
+  }
+
+  comm::Group& group_;
+  at::Tensor whole_, mine_;
+};
 
 }  // namespace
 
@@ -90,11 +141,13 @@ Link measured_network(comm::Group& group) {
   constexpr int64_t kFew = 8, kMost = int64_t{4} << 20, kOfAll = int64_t{64} << 20;
   constexpr double kSeconds = 0.2;
   const int64_t many = std::clamp(kOfAll / group.size(), kFew, kMost) / kFew * kFew;
-  const double latency = seconds_of_gather(group, kFew, kSeconds / 4);
-  const double seconds = seconds_of_gather(group, many, kSeconds);
+  const double latency = Gathers(group, kFew).median(kSeconds / 4);
+  Gathers gathers(group, many);
+  const double seconds = gathers.median(kSeconds);
   const double leaves = static_cast<double>(many) * (topology.hosts - 1) * topology.local_size;
   return {.bandwidth = leaves / std::max(seconds - latency, seconds / 10),
-          .latency = latency / std::ceil(std::log2(topology.hosts))};
+          .latency = latency / std::ceil(std::log2(topology.hosts)),
+          .processors = gathers.lost_computing(seconds)};
 }
 
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders) {

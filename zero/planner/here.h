@@ -25,10 +25,10 @@ inline constexpr std::string_view kThisMachine = "this machine";
 /// StoreError for a folder that cannot be used.
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders = {});
 
-/// Measures the network between the hosts of a group by all-gathers, for half a second: the
-/// bandwidth of a host and the latency of a message, as `Cluster::between` has them. Every rank
-/// gets the same figures. Collective. Throws ConfigError for a group on one host, and for hosts
-/// that have different numbers of ranks.
+/// Measures the network between the hosts of a group by all-gathers, for a second: the bandwidth of
+/// a host, the latency of a message, and the part of a rank's computing that messages take away, as
+/// `Cluster::between` has them. Every rank gets the same figures. Collective. Throws ConfigError
+/// for a group on one host, and for hosts that have different numbers of ranks.
 Link measured_network(comm::Group& group);
 
 }  // namespace zero::plan

@@ -124,11 +124,16 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
   return times;
 }
 
-constexpr paging::Speeds kTimes{.compute = 1,
-                                .link = kNanoseconds,
-                                .pcie = kNanoseconds,
-                                .disk = kNanoseconds,
-                                .update = kNanoseconds};
+/// Costs are times already, in nanoseconds.
+paging::Speeds speeds_of_times(const Cluster& cluster) {
+  const auto& link = cluster.hosts > 1 ? cluster.between : cluster.inside;
+  return {.compute = 1,
+          .link = kNanoseconds,
+          .pcie = kNanoseconds,
+          .disk = kNanoseconds,
+          .update = kNanoseconds,
+          .link_work = link.processors};
+}
 
 StepSchedule schedule_of(const MicroBatch& work, int64_t passes) {
   StepSchedule schedule;
@@ -180,6 +185,7 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
   for (size_t u = 0; u < bytes.size(); ++u) {
     if (small[u] != 0) costs[static_cast<size_t>(first)].gather += costs[u].gather;
   }
+  const auto speeds = speeds_of_times(cluster);
   const auto run = [&](int64_t passes, const std::vector<UnitCosts>& with) {
     auto schedule = schedule_of(work, passes);
     schedule.units = with;
@@ -191,7 +197,7 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
     schedule.prefetch_bytes = schedule.gathers ? 2 * largest : 0;
     schedule.budget_bytes = schedule.gathers ? 4 * largest : int64_t{1} << 60;
     schedule.read_ahead_bytes = schedule.prefetch_bytes;
-    return paging::simulate(schedule, kTimes).seconds;
+    return paging::simulate(schedule, speeds).seconds;
   };
   const int64_t k = step.passes;
   const auto total = [&](const std::vector<UnitCosts>& with) {
