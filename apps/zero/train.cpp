@@ -114,17 +114,18 @@ std::string dump(const fields::Json& json) {
 }
 
 /// Returns the plan of a run on `hosts` hosts like this one, which is measured first.
-train::PlannedRun plan_here(const Settings& settings, int ranks, int hosts,
-                            const plan::Link& network) {
+train::PlannedRun plan_here(const Settings& settings, int ranks, int hosts = 1,
+                            const plan::Link& network = {}, const plan::OfHosts& together = {}) {
   if (settings.program.threads) at::set_num_threads(static_cast<int>(*settings.program.threads));
-  return train::plan_run(settings, ranks, hosts, [&](const Config& config) {
-    auto cluster = plan::measured_here(ranks / hosts, config.nvme_folders());
+  const auto machines = [&](const Config& config) {
+    auto cluster = plan::measured_here(ranks / hosts, config.nvme_folders(), together);
     if (hosts > 1) {
       cluster.hosts = hosts;
       cluster.between = network;
     }
     return cluster;
-  });
+  };
+  return train::plan_run(settings, ranks, hosts, machines, together);
 }
 
 void print_plan(const Settings& settings, const train::PlannedRun& planned) {
@@ -150,19 +151,10 @@ void plan_on_hosts(const Settings& settings, comm::Group& group) {
   const auto network = plan::measured_network(group);
   // The first rank of each host measures for its host's ranks, at the same time as the others.
   std::optional<train::PlannedRun> planned;
-  std::exception_ptr failure;
-  try {
-    if (group.local_rank() == 0)
-      planned = plan_here(settings, group.size(), group.topology().hosts, network);
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  constexpr const char* kWhat = "Planning the run";
-  const bool first = group.rank() == 0;
-  // A mistake that all hosts find is told once.
-  comm::share_failure<ConfigError>(group, kWhat, first ? failure : nullptr);
-  comm::share_failure<ConfigError>(group, kWhat, failure);
-  if (first) print_plan(settings, *planned);
+  plan::measure_together(group, [&](const plan::OfHosts& together) {
+    planned = plan_here(settings, group.size(), group.topology().hosts, network, together);
+  });
+  if (group.rank() == 0) print_plan(settings, *planned);
 }
 
 /// Gives `file` the micro-batches with which a step has as many samples on `ranks` as the
@@ -251,7 +243,7 @@ int train(const Arguments& arguments) {
                             return 0;
                           });
     }
-    if (ranks.first()) print_plan(settings, plan_here(settings, ranks.size(), 1, {}));
+    if (ranks.first()) print_plan(settings, plan_here(settings, ranks.size()));
     return 0;
   }
   // A Ctrl-C at `zero train | tee log` ends tee too; the weights are saved all the same.

@@ -26,9 +26,9 @@ double seconds_of(const Work& work) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-}  // namespace
-
-double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
+/// Does what seconds_as_ranks does on one host. Calls `begin` when all is prepared.
+double seconds_here(int64_t ranks, const std::function<Work()>& prepare,
+                    const std::function<void()>& begin) {
   constexpr double kSeconds = 0.02;
   constexpr int kLeast = 3, kMost = 100;
   (void)HostAllocator::instance();  // a run has it too
@@ -50,6 +50,7 @@ double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
       work = prepare();
       work();  // the first time makes what libraries keep
       second = seconds_of(work);
+      if (rank == 0) begin();
     } catch (...) {
       failures[rank] = std::current_exception();
     }
@@ -87,6 +88,31 @@ double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare) {
     if (failure) std::rethrow_exception(failure);
   }
   return std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(ranks);
+}
+
+}  // namespace
+
+double seconds_as_ranks(int64_t ranks, const std::function<Work()>& prepare, const OfHosts& hosts) {
+  if (!hosts) return seconds_here(ranks, prepare, [] {});
+  constexpr double kFailed = -1;
+  double seconds = kFailed;
+  std::exception_ptr failure;
+  bool begun = false;
+  const auto begin = [&] {
+    begun = true;
+    (void)hosts(0);
+  };
+  try {
+    seconds = seconds_here(ranks, prepare, begin);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (!begun) begin();
+  const auto all = hosts(seconds);
+  if (failure) std::rethrow_exception(failure);
+  if (std::ranges::find(all, kFailed) != all.end())
+    throw Error("Another host could not measure what this one has measured.");
+  return std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
 }
 
 }  // namespace zero::plan

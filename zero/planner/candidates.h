@@ -36,7 +36,7 @@ bool plain(const Candidate& candidate);
 class Traces {
  public:
   explicit Traces(const Question& question)
-      : question_(question), speed_(question.cluster.per_host) {}
+      : question_(question), speed_(question.cluster.per_host, question.hosts) {}
   const Trace& of(const Config& config, int64_t micro_batch, int64_t recompute) {
     return made(config, micro_batch, recompute);
   }

@@ -14,6 +14,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/memory_limit.h"
+#include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
 #include "zero/models/layers/matmul.h"
 #include "zero/planner/as_ranks.h"
@@ -23,14 +24,15 @@ namespace zero::plan {
 namespace {
 
 /// Returns what a rank reaches in the product of matrices of a size that suits it, FLOPs a second.
-double product_speed(at::ScalarType dtype, int64_t ranks) {
+double product_speed(at::ScalarType dtype, int64_t ranks, const OfHosts& hosts) {
   double best = 0;
   for (const int64_t size : {512, 1024, 1536}) {
-    const double seconds = seconds_as_ranks(ranks, [&]() -> Work {
+    const auto prepare = [&]() -> Work {
       const auto a = at::full({size, size}, 0.5, dtype);
       const auto b = at::full({size, size}, 0.25, dtype);
       return [a, b] { (void)product(a, b); };
-    });
+    };
+    const double seconds = seconds_as_ranks(ranks, prepare, hosts);
     const auto n = static_cast<double>(size);
     best = std::max(best, 2 * n * n * n / seconds);
   }
@@ -150,7 +152,48 @@ Link measured_network(comm::Group& group) {
           .processors = gathers.lost_computing(seconds)};
 }
 
-Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders) {
+void measure_together(comm::Group& group, const std::function<void(const OfHosts& hosts)>& work) {
+  enum class State : uint8_t { goes_on, done, failed };
+  struct Said {
+    double value;
+    State state;
+  };
+  bool over = false, failed = false;  // on some host
+  const auto exchange = [&](double value, State state) {
+    std::vector<double> values;
+    const auto all = comm::gather_records(group, Said{value, state}, "measuring together");
+    for (size_t rank = 0; rank < all.size(); rank += static_cast<size_t>(group.local_size())) {
+      values.push_back(all[rank].value);
+      over = over || all[rank].state != State::goes_on;
+      failed = failed || all[rank].state == State::failed;
+    }
+    return values;
+  };
+  std::exception_ptr failure;
+  if (group.local_rank() == 0) {
+    try {
+      work([&](double mine) {
+        auto values = over ? std::vector<double>() : exchange(mine, State::goes_on);
+        if (over) throw Error("Another host has ended its measurements before this one.");
+        return values;
+      });
+    } catch (const CommError&) {
+      throw;
+    } catch (...) {
+      if (!failed) failure = std::current_exception();
+    }
+    if (!over) exchange(0, failure ? State::failed : State::done);
+  } else {
+    while (!over) exchange(0, State::goes_on);
+  }
+  constexpr const char* kWhat = "Planning the run";
+  // A mistake that all hosts find is told once.
+  comm::share_failure<ConfigError>(group, kWhat, group.rank() == 0 ? failure : nullptr);
+  comm::share_failure<ConfigError>(group, kWhat, failure);
+}
+
+Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders,
+                      const OfHosts& hosts) {
   if (ranks < 1 || ranks > kMostRanks)
     throw ConfigError(fmt::format("There are {} ranks; give 1 to {}.", ranks, kMostRanks));
   const auto share = static_cast<double>(ranks);
@@ -162,24 +205,24 @@ Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folder
   device.products = 1;
   device.streams = 1;
   device.cpu = true;
-  device.flops_fp32 = product_speed(at::kFloat, ranks);
-  device.flops = product_speed(at::kBFloat16, ranks);
+  device.flops_fp32 = product_speed(at::kFloat, ranks, hosts);
+  device.flops = product_speed(at::kBFloat16, ranks, hosts);
   // Larger than caches, and small beside memory.
   constexpr int64_t kElements = int64_t{1} << 24;
   constexpr double kBytes = 4.0 * kElements;
   const auto numbers = [] { return at::ones({kElements}, at::kFloat); };
-  device.bandwidth =
-      3 * kBytes / seconds_as_ranks(ranks, [&]() -> Work {
-        return [a = numbers(), b = numbers(), c = numbers()]() mutable { at::add_out(c, a, b); };
-      });
+  const auto add = [&]() -> Work {
+    return [a = numbers(), b = numbers(), c = numbers()]() mutable { at::add_out(c, a, b); };
+  };
+  const auto copy = [&]() -> Work { return [a = numbers(), c = numbers()] { c.copy_(a); }; };
+  device.bandwidth = 3 * kBytes / seconds_as_ranks(ranks, add, hosts);
   // Ranks of a host read each other's memory: a message is a copy, of which all make theirs at
   // once.
-  device.link = kBytes / seconds_as_ranks(ranks, [&]() -> Work {
-                  return [a = numbers(), c = numbers()] { c.copy_(a); };
-                });
+  device.link = kBytes / seconds_as_ranks(ranks, copy, hosts);
   device.pcie = device.link;
   device.per_host = ranks;  // its network stays 0, since nothing here tells it
-  const auto memory = static_cast<double>(available_memory().available);
+  const auto least = [&](double mine) { return hosts ? std::ranges::min(hosts(mine)) : mine; };
+  const auto memory = least(static_cast<double>(available_memory().available));
   device.memory = memory / share;
   device.source = fmt::format("measured on {} ranks at once", ranks);
   auto cluster = cluster_of(device, 1, ranks);
@@ -188,8 +231,8 @@ Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folder
   cluster.host_memory = memory;
   cluster.host_update = device.bandwidth * share;
   if (!disks.empty()) {
-    cluster.nvme = std::accumulate(disks.begin(), disks.end(), 0.0);
-    cluster.nvme_bytes = free_bytes(disk_folders);
+    cluster.nvme = least(std::accumulate(disks.begin(), disks.end(), 0.0));
+    cluster.nvme_bytes = least(free_bytes(disk_folders));
   }
   return cluster;
 }

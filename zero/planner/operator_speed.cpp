@@ -9,8 +9,8 @@
 #include <optional>
 #include <sstream>
 
+#include "zero/base/error.h"
 #include "zero/models/layers/matmul.h"
-#include "zero/planner/as_ranks.h"
 #include "zero/planner/simulate.h"
 
 namespace zero::plan {
@@ -161,9 +161,14 @@ int64_t OperatorCalls::index(const c10::OperatorHandle& op,
 
 double OperatorSpeed::seconds_of(const OperatorCall& call) const {
   try {
-    return seconds_as_ranks(ranks_, [&]() -> Work {
-      return [repeated = std::make_shared<Repeated>(call)] { repeated->once(); };
-    });
+    return seconds_as_ranks(
+        ranks_,
+        [&]() -> Work {
+          return [repeated = std::make_shared<Repeated>(call)] { repeated->once(); };
+        },
+        hosts_);
+  } catch (const CommError&) {
+    throw;
   } catch (const std::exception&) {
     return kUnknown;
   }
@@ -183,7 +188,10 @@ void OperatorSpeed::measure(Trace& trace, const Device& device, at::ScalarType d
       if (modelled > kLongest || spent_ > kAll) continue;
       const auto begin = std::chrono::steady_clock::now();
       found = known_.emplace(call.key, seconds_of(call)).first;
-      spent_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const double spent =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      // The first host's time counts, so that all hosts stop measuring at the same call.
+      spent_ += hosts_ ? hosts_(spent).front() : spent;
     }
     if (found->second < 0) continue;
     op.modelled = modelled;

@@ -15,8 +15,10 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "zero/planner/as_ranks.h"
 #include "zero/planner/hardware.h"
 #include "zero/planner/trace.h"
 
@@ -45,8 +47,10 @@ class OperatorCalls {
 /// Times of operators on this machine's CPU.
 class OperatorSpeed {
  public:
-  /// Operators run on `ranks` threads at once, each with its share of the cores.
-  explicit OperatorSpeed(int64_t ranks) : ranks_(ranks) {}
+  /// Operators run on `ranks` threads at once, each with its share of the cores, on all `hosts` at
+  /// the same time.
+  explicit OperatorSpeed(int64_t ranks, OfHosts hosts = {})
+      : ranks_(ranks), hosts_(std::move(hosts)) {}
   /// Sets `seconds` of the trace's operators that can be run by themselves, and `modelled` to what
   /// `device` would take by Note [Efficiency]. Calls that an earlier trace had are not run again.
   /// Operators that take longer than a quarter of a second by `modelled` are left out, and so are
@@ -57,6 +61,7 @@ class OperatorSpeed {
   double seconds_of(const OperatorCall& call) const;
 
   int64_t ranks_;
+  OfHosts hosts_;
   double spent_ = 0;                                  // seconds
   std::map<std::string, double, std::less<>> known_;  // below 0: it cannot be run by itself
 };

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "zero/config/config.h"
+#include "zero/planner/as_ranks.h"
 #include "zero/planner/hardware.h"
 #include "zero/planner/memory.h"
 #include "zero/planner/simulate.h"
@@ -33,6 +34,8 @@ struct Question {
   int64_t sequence = 1024;     ///< tokens of a sequence
   bool bf16 = true;  ///< with fp32 master weights; fp16 where a device has no bf16; else fp32
   Cluster cluster{};
+  /// The hosts of `cluster`, where they measure their operators at the same time.
+  OfHosts hosts{};
   Optimizer optimizer = AdamW{};
   /// The micro-batches to try are the powers of two up to this, which is at most 2^20.
   int64_t most_micro_batch = 64;

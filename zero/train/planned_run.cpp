@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -58,7 +59,8 @@ std::vector<std::string> left_out(const Settings& settings) {
 }  // namespace
 
 PlannedRun plan_run(const Settings& given, int ranks, int hosts,
-                    const std::function<plan::Cluster(const Config&)>& machines) {
+                    const std::function<plan::Cluster(const Config&)>& machines,
+                    const plan::OfHosts& together) {
   auto settings = completed(given);
   const auto& program = settings.program;
   const auto data = open_data(program);
@@ -66,7 +68,9 @@ PlannedRun plan_run(const Settings& given, int ranks, int hosts,
   (void)task_data(program, data, *sizes, 0, ranks);
   (void)schedule_of(settings);
   auto size = step_size(settings, *sizes, ranks);
-  size.available = available_memory().available / (ranks / hosts);
+  auto available = static_cast<double>(available_memory().available);
+  if (together) available = std::ranges::min(together(available));
+  size.available = static_cast<int64_t>(available) / (ranks / hosts);
   auto tiers = choose_tiers(settings.engine, size);
   settings.engine = std::move(tiers.config);
   auto cluster = machines(settings.engine);
@@ -90,6 +94,7 @@ PlannedRun plan_run(const Settings& given, int ranks, int hosts,
               .sequence = program.seq,
               .bf16 = config.bf16 || config.fp16,
               .cluster = std::move(cluster),
+              .hosts = together,
               .optimizer = *config.optimizer};
   const int64_t every = settings.model.activation_checkpointing.every.value_or(0);
   const auto evaluate = [&] { return plan::evaluate(question, config, micro_batch, every); };

@@ -30,8 +30,10 @@ struct PlannedRun {
 /// describes, which is called with the run's configuration once the rest is known to be right. The
 /// traced model is the run's: with its adapter, frozen parameters, tiles, dropout and
 /// recomputation. Opens the data, and writes nothing. Throws ConfigError and DataError as the run
-/// would, and ConfigError for a run on a device that is none of the machines'.
+/// would, and ConfigError for a run on a device that is none of the machines'. With `together` all
+/// hosts call this at the same time, and measure their operators together (plan::measure_together).
 PlannedRun plan_run(const Settings& settings, int ranks, int hosts,
-                    const std::function<plan::Cluster(const Config&)>& machines);
+                    const std::function<plan::Cluster(const Config&)>& machines,
+                    const plan::OfHosts& together = {});
 
 }  // namespace zero::train
