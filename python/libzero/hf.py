@@ -1,9 +1,11 @@
-"""Hugging Face: accelerate's Accelerator and transformers' Trainer, with sharded states.
+"""Hugging Face: accelerate's Accelerator and transformers' Trainer, with sharded states, and losses without logits.
 
     accelerator = libzero.hf.accelerator(stage=3)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
     trainer = libzero.hf.LibzeroTrainer(model, arguments, config={"zero_optimization": {"stage": 3}}, ...)
+
+    libzero.hf.use_linear_cross_entropy(model)
 
 `import libzero` does not import this file, and this file imports transformers only for LibzeroTrainer."""
 
@@ -13,11 +15,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ._accelerate import LibzeroAccelerator
+from ._head import use_linear_cross_entropy
 
 if TYPE_CHECKING:
     from ._trainer import LibzeroTrainer
 
-__all__ = ["LibzeroAccelerator", "LibzeroTrainer", "accelerator"]
+__all__ = ["LibzeroAccelerator", "LibzeroTrainer", "accelerator", "use_linear_cross_entropy"]
 
 
 def accelerator(config: dict[str, Any] | str | os.PathLike[str] | None = None, **keywords: Any) -> LibzeroAccelerator:

@@ -111,10 +111,14 @@ def seen_by(trainer: Any) -> dict[str, Any]:
 
 def trainer_job(
     folder: str, size: int, stage: int | None = None, resume: str = "", model: Any = None, evaluate_first: bool = False,
-    odd: bool = False, whole: bool = False, **more: Any,
+    odd: bool = False, whole: bool = False, fused: bool = False, **more: Any,
 ) -> dict[str, Any]:
     """One run of LibzeroTrainer, or of Trainer with stage None."""
     model = model or gpt2()
+    if fused:
+        import libzero.hf
+
+        libzero.hf.use_linear_cross_entropy(model)
     common: dict[str, Any] = dict(train_dataset=Tokens(1), eval_dataset=Tokens(2, 32, whole=True))
     if odd:
         common |= dict(optimizers=(oddly(model), None), callbacks=[Freezes()])
@@ -253,7 +257,15 @@ def refusals_job(folder: str, size: int) -> dict[str, Any]:
     def trainer(config: dict[str, Any], **more: Any) -> Any:
         return libzero.hf.LibzeroTrainer(gpt2(), arguments(folder, 4, **more), config=config)
 
+    capped = transformers.Gemma2Config(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                       num_key_value_heads=1, head_dim=8, final_logit_softcapping=30.0)  # fmt: skip
+    gemma = libzero.hf.use_linear_cross_entropy(transformers.Gemma2ForCausalLM(capped))
+    words = torch.arange(8).reshape(1, 8)
+    assert gemma.eval()(words, labels=words).logits.shape == (1, 8, 32)
+    bert = transformers.BertConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
     return {
+        "logits that change": said(lambda: gemma.train()(words, labels=words)),
+        "another head": said(lambda: libzero.hf.use_linear_cross_entropy(transformers.BertForMaskedLM(bert))),
         "clipping": said(lambda: trainer({"gradient_clipping": 2.0})),
         "micro-batches": said(lambda: trainer({"gradient_accumulation_steps": 4})),
         "optimizer": said(lambda: trainer({"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}})),
@@ -376,6 +388,9 @@ def check_all(checks: Checks, folder: str) -> None:
     jobs: Jobs = {f"stage {stage}": ("trainer", {"stage": stage, **CHECKPOINTS}) for stage in (0, 3)}
     jobs |= {f"accelerate {stage}": ("accelerate", {"stage": stage}) for stage in (0, 1, 2, 3)}
     jobs |= {f"resumed {stage}": ("trainer", {"stage": stage, "resume": checkpoint}) for stage in (2, 3)}
+    jobs |= {f"fused {stage}": ("trainer", {"stage": stage, "fused": True, **CHECKPOINTS}) for stage in (0, 3)}
+    jobs["fused, micro-batches"] = ("trainer", {"stage": 3, "fused": True, **MICRO_BATCHES, "bf16": False})
+    jobs["micro-batches"] = ("trainer", {"stage": 3, **MICRO_BATCHES, "bf16": False})
     jobs["plain, resumed"] = ("trainer", {"stage": 3, "resume": of_plain})
     jobs["accelerate, resumed"] = ("accelerate", {"stage": 2, "resume": state, "steps": 3})
     jobs["accelerate, own schedule"] = ("accelerate", {"stage": 3, "own_schedule": True})
@@ -407,6 +422,9 @@ def check_all(checks: Checks, folder: str) -> None:
     for stage in (2, 3):
         resumed = two[f"resumed {stage}"]
         checks.equal(f"Trainer, resumed at stage {stage}", resumed, two["stage 3"], but=("best", "eval_loss"))
+    checks.equal("Trainer, losses without logits, stages 3 and 0", two["fused 3"], two["fused 0"], but=("best",))
+    checks.near("Trainer, losses without and with logits", two["fused 3"], two["stage 3"], NUMBERS)
+    checks.near("the same of 2 micro-batches", two["fused, micro-batches"], two["micro-batches"], NUMBERS[:3])
     checks.equal("Trainer, whole checkpoints", two["whole"], two["stage 3"], but=("best",))
     resumed = two["whole, resumed"]
     checks.equal("Trainer, resumed from a whole checkpoint", resumed, two["stage 3"], but=("best", "eval_loss"))
