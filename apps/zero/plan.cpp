@@ -64,6 +64,10 @@ struct Options {
   std::string nvme_path = "/local_nvme";
   int64_t most_micro_batch = 64;
   int64_t rows = 8;
+  std::vector<std::string> updates;
+  double jitter = 0;
+  double stragglers = 0;
+  double straggler_slower = 0;
   double mtbf = 0;
   double checkpoint = 60;
   double restart = 300;
@@ -103,6 +107,25 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
         "Speed of a host's disks, reads and writes together; without it there is none");
   parser.add_option("--most-micro-batch", o.most_micro_batch, "The largest micro-batch to try")
       ->check(positive());
+  parser
+      .add_option("--updates", o.updates,
+                  "Updates to try beside those in the step: in-backward (which does not clip), "
+                  "delayed (which uses weights one update old)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"in-backward", "delayed"}))
+      ->type_name("LIST");
+  parser
+      .add_option("--jitter", o.jitter,
+                  "How much a rank's computing differs from step to step: its standard deviation, "
+                  "as a part of its time")
+      ->check(CLI::Range(0.0, 1.0));
+  parser
+      .add_option("--stragglers", o.stragglers, "The chance that a rank is a straggler in a step")
+      ->check(CLI::Range(0.0, 1.0));
+  const auto* slower = parser
+                           .add_option("--straggler-slower", o.straggler_slower,
+                                       "How many times as long a straggler computes (1.5)")
+                           ->check(CLI::Range(1.0, 1e6));
   parser.add_option("--rows", o.rows, "Candidates to show")->check(positive());
   parser
       .add_option("--scale", o.scale,
@@ -145,6 +168,12 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
     throw ConfigError(fmt::format(
         "--price is {}, but there are no --tokens that could cost something. Give them, as 300G.",
         o.price));
+  }
+  if (slower->count() > 0 && o.stragglers == 0 && o.hardware.empty()) {
+    throw ConfigError(
+        fmt::format("--straggler-slower is {}, but no rank is a straggler. Give their part, as "
+                    "--stragglers 0.001.",
+                    o.straggler_slower));
   }
   if (o.here && !o.hardware.empty()) {
     throw ConfigError(fmt::format(
@@ -213,6 +242,10 @@ plan::Cluster cluster_of(const Options& o) {
   if (!o.network.empty()) cluster.between.bandwidth = speed_of("--network", o.network);
   if (!o.pcie.empty()) cluster.device.pcie = speed_of("--pcie", o.pcie);
   if (!o.nvme.empty()) cluster.nvme = speed_of("--nvme", o.nvme);
+  auto& differ = cluster.speeds_differ;
+  if (o.jitter > 0) differ.jitter = o.jitter;
+  if (o.stragglers > 0) differ.stragglers = o.stragglers;
+  if (o.straggler_slower > 0) differ.slower = o.straggler_slower;
   return cluster;
 }
 
@@ -335,12 +368,15 @@ int run(const Arguments& arguments) {
                                   o.model, sizes->context()));
   }
   sizes->set_dropout(0);
+  std::vector<plan::Updates> updates;
+  for (const auto& name : o.updates) updates.push_back(plan::updates_named(name));
   const plan::Question question{.trace = plan::tracer(*sizes, o.seq),
                                 .global_batch = o.batch,
                                 .sequence = o.seq,
                                 .bf16 = o.dtype == "bf16",
                                 .cluster = cluster_of(o),
-                                .most_micro_batch = o.most_micro_batch};
+                                .most_micro_batch = o.most_micro_batch,
+                                .updates = std::move(updates)};
   const auto& cluster = question.cluster;
   std::pair<int64_t, int64_t> range;
   if (!o.scale.empty()) {
@@ -354,6 +390,13 @@ int run(const Arguments& arguments) {
   fmt::print("\n{}", plan::table_text(answer.candidates, static_cast<size_t>(o.rows)));
   if (answer.best().fits()) fmt::print("\n{}", plan::memory_text(answer.best(), "the first one"));
   fmt::print("\n{}", plan::sentences_text(answer));
+  if (const double slowest = plan::slowest_rank(cluster.speeds_differ, cluster.ranks());
+      slowest > 1) {
+    fmt::print(
+        "Each step waits for the slowest of {} ranks, which computes {:.3f} times as long as a "
+        "usual one.\n",
+        cluster.ranks(), slowest);
+  }
   const auto failures = failures_of(o, cluster.ranks());
   if (failures) {
     const double interval = plan::best_interval(*failures);

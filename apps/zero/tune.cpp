@@ -19,14 +19,18 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
+#include "zero/base/json_kind.h"
 #include "zero/checkpoint/file.h"
 #include "zero/config/fields.h"
+#include "zero/config/settings.h"
 #include "zero/models/architectures.h"
+#include "zero/planner/calibrate.h"
 #include "zero/planner/halving.h"
 #include "zero/planner/here.h"
 #include "zero/planner/planner.h"
@@ -51,9 +55,12 @@ constexpr const char* kDescription =
     "  zero tune --model gpt2-nano --data my_tokens --batch 16 --seq 128 --nproc 2 --out tuned\n"
     "  zero train --config tuned/ds_config.json --model gpt2-nano --data my_tokens --seq 128 "
     "--nproc 2\n\n"
-    "DIR gets ds_config.json, tune.json (every try) and a file for what each try printed. A tuning "
-    "that was stopped\n"
-    "goes on where it was when the same command is given again.";
+    "DIR gets ds_config.json, tune.json (every try), hardware.json (this machine as the tries "
+    "found it, for --hardware\n"
+    "of the next plan) and a file for what each try printed. A tuning that was stopped goes on "
+    "where "
+    "it was when the same\n"
+    "command is given again.";
 
 constexpr std::array kVaried{"stage", "micro-batch", "recompute", "format"};
 
@@ -108,19 +115,24 @@ bool varies(const Options& o, std::string_view what) {
   return std::ranges::find(o.vary, what) != o.vary.end();
 }
 
-/// Returns the candidates to try, the best expected one first.
-std::vector<Candidate> candidates_of(const Options& o, const LanguageModelConfig& sizes) {
+/// Returns the question whose candidates are tried. `sizes` outlive it.
+plan::Question question_of(const Options& o, const LanguageModelConfig& sizes) {
   auto cluster = o.hardware.empty() ? plan::measured_here(o.nproc)
                                     : plan::cluster_from_json(
                                           read_file(o.hardware, fail<ConfigError>), o.hardware);
   cluster.hosts = 1;
   cluster.per_host = o.nproc;
-  const auto answer = plan::plan({.trace = plan::tracer(sizes, o.seq),
-                                  .global_batch = o.batch,
-                                  .sequence = o.seq,
-                                  .bf16 = o.dtype == "bf16",
-                                  .cluster = cluster,
-                                  .recomputes = varies(o, "recompute")});
+  return {.trace = plan::tracer(sizes, o.seq),
+          .global_batch = o.batch,
+          .sequence = o.seq,
+          .bf16 = o.dtype == "bf16",
+          .cluster = cluster,
+          .recomputes = varies(o, "recompute")};
+}
+
+/// Returns the candidates to try, the best expected one first.
+std::vector<Candidate> candidates_of(const Options& o, const plan::Question& question) {
+  const auto answer = plan::plan(question);
   if (!answer.best().fits())
     throw ConfigError(fmt::format("There is nothing to tune. {}", answer.zero_or_not));
   const auto& best = answer.best();
@@ -142,29 +154,37 @@ std::vector<Candidate> candidates_of(const Options& o, const LanguageModelConfig
 Json settings_of(const Options& o) {
   if (o.config.empty()) return Json::object();
   const auto file = fields::parse_json(fields::read_text(o.config), o.config);
+  if (const auto kind = kind_of(file); kind != JsonKind::training && kind != JsonKind::unknown)
+    throw ConfigError(fmt::format("--config {} is {}.", o.config, what_it_is(kind)));
   return Json::parse(fields::with_present_names(file, o.config).dump());
 }
 
-/// Throws ConfigError where the tuning would write over --config, or over a configuration that no
-/// tuning has written.
+/// Throws ConfigError where the tuning would write over --config or --hardware, or over results
+/// that no tuning has written.
 void check_files(const Options& o) {
   const fs::path folder(o.out);
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     const auto name = at->path().filename().string();
-    const bool written =
-        name == "ds_config.json" || name == "tune.json" || name.starts_with("try-");
+    const bool written = name == "ds_config.json" || name == "tune.json" ||
+                         name == "hardware.json" || name.starts_with("try-");
     std::error_code ignored;
-    if (written && !o.config.empty() && fs::equivalent(at->path(), o.config, ignored)) {
+    const auto replaces = [&](const std::string& file) {
+      return written && !file.empty() && fs::equivalent(at->path(), file, ignored);
+    };
+    for (const auto& [option, file] :
+         {std::pair("--config", o.config), std::pair("--hardware", o.hardware)}) {
+      if (!replaces(file)) continue;
       throw ConfigError(fmt::format(
-          "--config is {}, which this tuning would overwrite: its results go to {}. Give "
-          "another --out.",
-          o.config, o.out));
+          "{} is {}, which this tuning would overwrite: its results go to {}. Give another --out.",
+          option, file, o.out));
     }
   }
-  const auto result = folder / "ds_config.json";
-  if (!o.overwrite && fs::exists(fs::symlink_status(result, error)) &&
-      !fs::exists(folder / "tune.json", error)) {
+  for (const auto* name : {"ds_config.json", "hardware.json"}) {
+    const auto result = folder / name;
+    if (o.overwrite || !fs::exists(fs::symlink_status(result, error)) ||
+        fs::exists(folder / "tune.json", error))
+      continue;
     throw ConfigError(
         fmt::format("{} is there, and no tuning has written it, since there is no tune.json beside "
                     "it. Give another --out, or --overwrite to replace it.",
@@ -233,6 +253,12 @@ class Tuning {
             {"nproc", o_.nproc}, {"dtype", o_.dtype}, {"config", settings_}};
   }
 
+  /// Throws ConfigError for a configuration that no try could have.
+  void check() const {
+    (void)Settings::parse(file_of(candidates_.front()).dump(), o_.nproc,
+                          o_.config.empty() ? "the candidate" : o_.config);
+  }
+
   /// Takes the tries of an earlier tuning of the same question that ran.
   void resume() {
     std::error_code error;
@@ -277,8 +303,9 @@ class Tuning {
     return speed;
   }
 
-  /// Writes the configuration of the best one, and the table. Returns whether any ran.
-  bool finish(const std::vector<plan::Tried>& tried) {
+  /// Writes the configuration of the best one, the table, and the machine as the tries found it.
+  /// Returns whether any ran.
+  bool finish(const std::vector<plan::Tried>& tried, const plan::Question& question) {
     Json order = Json::array();
     for (const auto& each : tried) order.push_back(candidates_[each.candidate].words());
     order_ = std::move(order);
@@ -291,10 +318,29 @@ class Tuning {
     fmt::print("\nThe fastest is {}: {:.1f} ms a step, {:.0f} tokens/s; its configuration is {}.\n",
                c.words(), 1e3 * best.speed.seconds, tokens / best.speed.seconds,
                (folder_ / "ds_config.json").string());
+    write_machine(tried, question);
     return true;
   }
 
  private:
+  void write_machine(const std::vector<plan::Tried>& tried, const plan::Question& question) const {
+    std::vector<plan::MeasuredStep> steps;
+    for (const auto& each : tried) {
+      const auto& c = candidates_[each.candidate];
+      if (each.speed.failure.empty())
+        steps.push_back({.config = c.config,
+                         .micro_batch = c.micro_batch,
+                         .recompute = c.recompute,
+                         .seconds = each.speed.seconds});
+    }
+    auto machine = Json::parse(plan::to_json(plan::calibrated(question, steps)));
+    machine["source"] = fmt::format("zero tune: {} tries of {}", steps.size(), o_.model);
+    const auto file = folder_ / "hardware.json";
+    write_text(file, machine.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    fmt::print("{} has this machine's speeds by these tries, for --hardware of the next plan.\n",
+               file.string());
+  }
+
   static void write_text(const fs::path& path, const std::string& text) {
     OutputFile file(path, fail<Error>);
     file.write(text.data(), text.size());
@@ -393,15 +439,17 @@ int run(const Arguments& arguments) {
   const auto settings = settings_of(o);
   const train::RunFolder folder(o.out);
   folder.make();
-  const auto candidates = candidates_of(o, *sizes);
+  const auto question = question_of(o, *sizes);
+  const auto candidates = candidates_of(o, question);
   Tuning tuning(o, settings, candidates);
+  tuning.check();
   tuning.resume();
   fmt::print("{:<44} {:>6} {:>12}  {}\n", "configuration", "steps", "predicted ms", "  ms a step");
   const auto tried =
       plan::halve(candidates.size(),
                   [&](size_t candidate, int64_t steps) { return tuning.measure(candidate, steps); },
                   {.first_steps = o.steps});
-  if (tuning.finish(tried)) return 0;
+  if (tuning.finish(tried, question)) return 0;
   throw Error(fmt::format("No candidate ran. {}", tried.front().speed.failure));
 }
 

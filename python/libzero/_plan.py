@@ -80,6 +80,7 @@ def plan(
     optimizer: str | dict[str, Any] = "AdamW",
     recompute: _Switch | None = None,
     most_micro_batch: int = 64,
+    updates: list[str] | tuple[str, ...] = (),
 ) -> Plan:
     """Plans the training of any module. Nothing is trained, and no memory is taken: the module's forward and backward
     pass run on shapes alone, and the module is then as it was.
@@ -91,7 +92,7 @@ def plan(
     `hosts` (1) and `per_host` are the machines, as in `zero plan`; or `hardware`: its JSON file, or the same as a dict;
     or `here`: this machine, measured, with `per_host` ranks (2). `optimizer`: its name or a configuration's `optimizer` section.
     `recompute(model, on)` switches recomputation on or off, and lets the plan try it; transformers' models have their
-    own. A model in evaluation mode is traced in training mode, and dropout acts as it does there.
+    own. `updates`: times of updates to try beside those in the step, "in-backward" and "delayed". A model in evaluation mode is traced in training mode, and dropout acts as it does there.
 
     Throws ConfigError for what it cannot use, and Error naming an operator that cannot be traced."""
     if not isinstance(model, torch.nn.Module):
@@ -108,6 +109,8 @@ def plan(
         loss = _language_loss(model, sequence)
     if recompute is None:
         recompute = _switch_of(model)
+    if isinstance(updates, str) or not all(isinstance(each, str) for each in updates):
+        raise ConfigError(f"libzero.plan's updates are {updates!r}; they must be a list of names, as ['in-backward'].")
     if not isinstance(optimizer, (str, dict)):
         raise ConfigError(
             f"libzero.plan's optimizer is a {type(optimizer).__name__}; it must be a name, as \"AdamW\", or a configuration's "
@@ -129,6 +132,7 @@ def plan(
         2 if per_host is None else per_host,
         most_micro_batch,
         recompute is not None,
+        list(updates),
     )
     return Plan(json.loads(answer), json.loads(cluster), text)
 

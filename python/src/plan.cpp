@@ -101,6 +101,7 @@ struct Asked {
   int64_t most_micro_batch;
   bool recomputes;
   std::string name;
+  std::vector<std::string> updates;
 };
 
 struct Answered {
@@ -121,6 +122,8 @@ Answered answer(const py::function& module, const Asked& asked) {
   question.optimizer = *Config::parse(asked.optimizer, 1, "libzero.plan").optimizer;
   question.most_micro_batch = asked.most_micro_batch;
   question.recomputes = asked.recomputes;
+  for (const auto& updates : asked.updates)
+    question.updates.push_back(plan::updates_named(updates));
   constexpr size_t kRows = 8;
   const auto found = plan::plan(question);
   return {plan::to_json(found), plan::to_json(question.cluster),
@@ -133,10 +136,10 @@ void bind_plan(py::module_& module) {
   module.def("plan", [](const py::function& traced, const std::string& name, int64_t batch,
                         int64_t sequence, const std::string& dtype, const std::string& optimizer,
                         const std::string& cluster, int64_t ranks_here, int64_t most_micro_batch,
-                        bool recomputes) {
+                        bool recomputes, const std::vector<std::string>& updates) {
     const auto found = released([&] {
       return answer(traced, {batch, sequence, dtype, optimizer, cluster, ranks_here,
-                             most_micro_batch, recomputes, name});
+                             most_micro_batch, recomputes, name, updates});
     });
     return py::make_tuple(found.answer, found.cluster, found.text);
   });

@@ -29,12 +29,23 @@ TEST(Plan, WritesAConfigurationThatTrains) {
   const TemporaryFolder folder;
   const std::string config = folder / "ds_config.json";
   const std::string json = folder / "plan.json";
-  const auto outcome = plan({"--model", "gpt2-nano", "--batch", "4", "--seq", "64", "--dtype",
-                             "fp32", "--device", "epyc 9654", "--out", config, "--json", json});
+  const auto outcome =
+      plan({"--model", "gpt2-nano", "--batch", "4", "--seq", "64", "--dtype", "fp32", "--device",
+            "epyc 9654", "--updates", "in-backward,delayed", "--out", config, "--json", json});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("ZeRO is not needed"));
   const auto results = nlohmann::json::parse(read_file(json)).at("results");
   EXPECT_GT(results.size(), 4U);
+  int in_backward = 0;
+  int delayed = 0;
+  for (const auto& each : results) {
+    const auto& file = each.at("ds_config");
+    in_backward += file.value("update_in_backward", false) ? 1 : 0;
+    delayed += each.at("configuration").get<std::string>().find("delayed") != std::string::npos;
+    EXPECT_TRUE(!file.contains("update_in_backward") || file.at("gradient_clipping") == 0);
+  }
+  EXPECT_GT(in_backward, 0);
+  EXPECT_GT(delayed, 0);
   EXPECT_TRUE(results.at(0).at("fits").get<bool>());
   EXPECT_GT(results.at(0).at("memory").at("activations").get<int64_t>(), 0);
   const auto text = folder.write("text.txt", std::string(20000, 'a'));
@@ -53,10 +64,12 @@ TEST(Plan, SaysWhatTokensTakeAndDrawsThePlan) {
   const std::string json = folder / "plan.json";
   const std::string svg = folder / "plan.svg";
   const auto outcome =
-      plan({"--model", "gpt2", "--batch", "64", "--device", "h100", "--tokens", "10B", "--price",
-            "2", "--mtbf", "1000", "--scale", "8..16", "--json", json, "--svg", svg});
+      plan({"--model",      "gpt2",  "--batch", "64",   "--device", "h100",  "--tokens", "10B",
+            "--price",      "2",     "--mtbf",  "1000", "--scale",  "8..16", "--jitter", "0.03",
+            "--stragglers", "0.001", "--json",  json,   "--svg",    svg});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("That counts failures."));
+  EXPECT_THAT(outcome.out, HasSubstr("Each step waits for the slowest of 8 ranks"));
   const auto file = nlohmann::json::parse(read_file(json));
   const auto& best = file.at("results").at(0);
   const auto& training = best.at("training");
@@ -120,7 +133,8 @@ TEST(TrainPlan, KnowsTheDiskOfTheRun) {
                                      (folder / "").string(), "--delayed-update-after", "2"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_THAT(planned.out, HasSubstr("; a disk of "));
-  EXPECT_THAT(planned.out, HasSubstr("The plan has no delayed updates"));
+  EXPECT_THAT(planned.out, HasSubstr("steps with a delayed update, which come after the first 2"));
+  EXPECT_THAT(planned.out, HasSubstr("delayed updates, micro-batch"));
   EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
   const auto nowhere =
       folder.train({"--plan", "--offload-optimizer", "nvme", "--nvme-path", "/nowhere"});
@@ -130,9 +144,18 @@ TEST(TrainPlan, KnowsTheDiskOfTheRun) {
 
 TEST(TrainPlan, NamesWhatItCannotUse) {
   const TrainFolder folder;
+  const std::string inference = folder / "inference.json";
+  const std::string model = folder / "other_model.json";
+  const std::string list = folder / "list.json";
+  write_file(inference, R"({"dtype": "fp16", "tensor_parallel": {"tp_size": 4}})");
+  write_file(model, R"({"model_type": "gpt2"})");
+  write_file(list, "[1, 2]");
   for (const auto& [options, says] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"--plan", "--stage", "4"}, "stage"},
            {{"--plan", "--data", "/nowhere.txt"}, "/nowhere.txt"},
+           {{"--plan", "--config", inference}, "is a configuration of inference"},
+           {{"--plan", "--config", model}, "is a model's config.json, which --model takes"},
+           {{"--plan", "--config", list}, "must be an object"},
            {{"--plan", "--seq", "4096"}, "at most 64 tokens"},
            {{"--plan", "--device", "cuda"}, "zero plan --device"}}) {
     const auto outcome = folder.train(options);
@@ -143,6 +166,9 @@ TEST(TrainPlan, NamesWhatItCannotUse) {
 }
 
 TEST(Plan, NamesWhatItCannotUse) {
+  const TemporaryFolder folder;
+  const std::string training = folder.write("ds.json", R"({"train_batch_size": 8})");
+  const std::string empty = folder.write("empty.json", "");
   for (const auto& [arguments, says] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"--device", "h1000"}, "No device is known as 'h1000'"},
@@ -152,6 +178,8 @@ TEST(Plan, NamesWhatItCannotUse) {
            {{"--scale", "9"}, "as 8..4096"},
            {{"--tokens", "many"}, "--tokens is 'many'"},
            {{"--price", "2"}, "there are no --tokens"},
+           {{"--updates", "lazily"}, "lazily"},
+           {{"--straggler-slower", "2"}, "--stragglers 0.001"},
            {{"--svg", "/nowhere/plan.svg"}, "--svg is /nowhere/plan.svg"},
            {{"--here", "--hosts", "2"}, "--network 10Gbit"},
            {{"--here", "--hardware", "machine.json"}, "--hardware machine.json"},
@@ -163,7 +191,10 @@ TEST(Plan, NamesWhatItCannotUse) {
            {{"--hardware", "/nowhere.json", "--hosts", "2"}, "--hosts is given"},
            {{"--hardware", "/nowhere.json", "--per-host", "2"}, "--per-host is given"},
            {{"--hardware", "/nowhere.json", "--device", "h100"}, "--device is given"},
-           {{"--hardware", "/nowhere.json"}, "/nowhere.json"}}) {
+           {{"--hardware", "/nowhere.json"}, "/nowhere.json"},
+           {{"--hardware", training}, "`zero train --config` takes"},
+           {{"--model", training}, "and no model. Give a model's config.json"},
+           {{"--model", empty}, "is empty"}}) {
     const auto outcome = plan(arguments);
     EXPECT_EQ(outcome.status, 2) << outcome.out;
     EXPECT_THAT(outcome.err, HasSubstr(says));

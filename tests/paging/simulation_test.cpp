@@ -235,6 +235,38 @@ TEST(Simulation, StatesStreamFromTheDisk) {
   EXPECT_EQ(busy(step, Resource::disk), 8);
 }
 
+// Updates beside other work: in backward each begins when the next unit is reduced, and in the next
+// step all begin with it. New parameters go up when the passes have ended.
+TEST(Simulation, UpdatesBesideOtherWork) {
+  auto schedule = there_and_back(0, 0);
+  for (auto& unit : schedule.units) {
+    unit.reduce_down = 1;
+    unit.update_read = 1;
+    unit.update = 3;
+    unit.update_write = 1;
+    unit.update_up = 2;
+    unit.updated_on_host = true;
+  }
+  schedule.updates_in = UpdatesIn::backward;
+  const auto backward = simulate(schedule, kOne);
+  // The first sum is down at 5 and its states are read at 6, the second at 7 and 8. Updates to 9
+  // and 12, copies to 14 and 16.
+  EXPECT_EQ(find(backward, Work::update, 1).begin, 6);
+  EXPECT_EQ(find(backward, Work::update, 0).begin, 9);
+  EXPECT_EQ(backward.seconds, 16);
+  schedule.updates_in = UpdatesIn::next_step;
+  const auto next = simulate(schedule, kOne);
+  // Reads to 1 and 2, updates to 4 and 7, beside operators to 6 and the sum to 7; copies to 9
+  // and 11.
+  EXPECT_EQ(find(next, Work::update, 0).begin, 1);
+  EXPECT_EQ(find(next, Work::update, 1).begin, 4);
+  EXPECT_EQ(next.seconds, 11);
+  for (const auto& step : {backward, next}) {
+    EXPECT_EQ(busy(step, Resource::host), 6);
+    EXPECT_EQ(busy(step, Resource::disk), 4);
+  }
+}
+
 // The second micro-batch's sum is added to the first one's, on a disk.
 TEST(Simulation, FurtherReductionsReadTheSumSoFar) {
   StepSchedule schedule;

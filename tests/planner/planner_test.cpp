@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -131,6 +132,73 @@ TEST(Planner, APlanFitsAndItsConfigurationIsRead) {
     EXPECT_EQ(settings.engine.optimizer_states, expected.optimizer_states);
     EXPECT_EQ(settings.engine.hpz_partition_size, expected.hpz_partition_size);
     EXPECT_EQ(settings.program.micro_batch_size, candidate.micro_batch);
+  }
+}
+
+// Updates beside other work hide behind it: the host's while the devices compute, the disk's while
+// a CPU does. What they share with it they take from it.
+TEST(Planner, HidesUpdatesBesideOtherWork) {
+  struct Case {
+    const char* device;
+    double nvme;
+  };
+  for (const auto& [device, nvme] : {Case{"H100", 0}, Case{"EPYC 9654", 1e9}}) {
+    auto asked = ask(gpt2(3, 512, 256), cluster_of(device_named(device), 1, 2), 8, 256);
+    asked.question.cluster.nvme = nvme;
+    Config config;
+    config.stage = 2;
+    config.bf16 = true;
+    config.offload_optimizer.device = nvme > 0 ? OffloadDevice::nvme : OffloadDevice::cpu;
+    const auto of = [&](Updates updates) {
+      config.update_in_backward = updates == Updates::in_backward;
+      config.offload_optimizer.delayed_update_after = updates == Updates::delayed ? 40 : 0;
+      return evaluate(asked.question, config, 4);
+    };
+    const auto usual = of(Updates::in_step);
+    const auto in_backward = of(Updates::in_backward);
+    const auto delayed = of(Updates::delayed);
+    printf("%-10s in the step %.1f ms, in backward %.1f, delayed %.1f\n", device,
+           1e3 * usual.time.seconds, 1e3 * in_backward.time.seconds, 1e3 * delayed.time.seconds);
+    EXPECT_LT(in_backward.time.seconds, 0.98 * usual.time.seconds);
+    EXPECT_LT(delayed.time.seconds, 1.001 * in_backward.time.seconds);
+    EXPECT_GT(delayed.time.seconds, usual.time.compute);
+    // Sums of updates in backward are no gradients that stay, and new parameters lie apart.
+    EXPECT_EQ(in_backward.memory.of(Category::gradients), 0);
+    const auto parts = [&](const Candidate& c) {
+      return c.memory.of(Category::offload_buffers) + c.memory.of(Category::host_buffers);
+    };
+    // Half of the new parameters and half of the gradients, in two bytes each.
+    const int64_t parameters = asked.model->parameter_count();
+    EXPECT_GE(parts(in_backward), parameters);
+    EXPECT_GE(parts(delayed), parts(in_backward) + parameters);
+    for (const auto& each : {in_backward, delayed}) {
+      const auto settings = Settings::parse(ds_config(each), 2);
+      EXPECT_EQ(settings.engine.update_in_backward, each.config.update_in_backward);
+      EXPECT_EQ(settings.engine.offload_optimizer.delayed_update_after,
+                each.config.offload_optimizer.delayed_update_after);
+    }
+  }
+}
+
+// The expected largest of n normal numbers is known; a step of many ranks waits for the slowest.
+TEST(Planner, WaitsForTheSlowestRank) {
+  EXPECT_EQ(slowest_rank({}, 4096), 1);
+  EXPECT_NEAR(slowest_rank({.jitter = 0.05}, 1), 1, 1e-5);
+  EXPECT_NEAR(slowest_rank({.jitter = 0.01}, 2), 1.00564, 1e-4);
+  EXPECT_NEAR(slowest_rank({.jitter = 0.01}, 1000), 1.0324, 1e-3);
+  EXPECT_NEAR(slowest_rank({.stragglers = 0.001, .slower = 2}, 1000), 2 - std::pow(0.999, 1000),
+              1e-9);
+  EXPECT_NEAR(slowest_rank({.jitter = 0.01, .stragglers = 1, .slower = 3}, 1), 3, 1e-4);
+  auto asked = ask(gpt2(2, 512), cluster_of(device_named("H100"), 1, 8), 8);
+  const auto steady = scale(asked.question, 8, 1024);
+  asked.question.cluster.speeds_differ = {.jitter = 0.03, .stragglers = 1e-4};
+  const auto uneven = scale(asked.question, 8, 1024);
+  double before = 1;
+  for (size_t i = 0; i < steady.size(); ++i) {
+    const double slower = uneven[i].best.time.seconds / steady[i].best.time.seconds;
+    EXPECT_GT(slower, before);
+    EXPECT_LE(slower, slowest_rank(asked.question.cluster.speeds_differ, steady[i].ranks) + 1e-9);
+    before = slower - 0.02;  // the fastest configuration may be another one
   }
 }
 

@@ -18,6 +18,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -34,6 +35,7 @@
 #include "zero/engine/plan_units.h"
 #include "zero/models/architectures.h"
 #include "zero/planner/memory.h"
+#include "zero/planner/planner.h"
 
 namespace zero::plan {
 namespace {
@@ -88,6 +90,8 @@ struct Setting {
   int64_t batch = 2;
   int64_t accumulation = 1;
   int64_t recompute = 0;
+  Updates updates = Updates::in_step;
+  OffloadDevice states = OffloadDevice::none;
 };
 
 constexpr int64_t kSequence = 256;
@@ -98,6 +102,11 @@ Config config_of(const Setting& s) {
   config.bf16 = s.bf16;
   config.gradient_accumulation_steps = s.accumulation;
   config.unit_bytes = 1 << 20;
+  config.update_in_backward = s.updates == Updates::in_backward;
+  if (config.update_in_backward) config.gradient_clipping = 0;
+  config.offload_optimizer.delayed_update_after = s.updates == Updates::delayed ? 1 : 0;
+  config.offload_optimizer.device = s.states;
+  config.offload_optimizer.nvme_path = std::filesystem::temp_directory_path();
   return config;
 }
 
@@ -210,6 +219,13 @@ RankMemory predicted(const Setting& s, int ranks) {
 // Fp32 and bf16, all stages, micro-batches and recomputation, each for real on two ranks. States
 // agree to the byte; the most that a rank holds, states and activations, nearly so.
 TEST(Trace, PredictsTheMemoryOfARank) {
+  constexpr auto kInBackward = Updates::in_backward, kDelayed = Updates::delayed;
+  constexpr auto kHost = OffloadDevice::cpu, kDisk = OffloadDevice::nvme;
+  const auto beside = [](Setting s, Updates updates, OffloadDevice states = OffloadDevice::none) {
+    s.updates = updates;
+    s.states = states;
+    return s;
+  };
   const std::array settings{
       Setting{"GPT-2, stage 0", kGpt2},
       Setting{"GPT-2, stage 1, bf16", kGpt2, 1, true},
@@ -222,7 +238,16 @@ TEST(Trace, PredictsTheMemoryOfARank) {
       Setting{"Llama, stage 2", kLlama, 2},
       Setting{"Llama, stage 3, recomputed, batch 4", kLlama, 3, false, 4, 1, 1},
       Setting{"convolutions, stage 0", nullptr, 0},
-      Setting{"convolutions, stage 3", nullptr, 3}};
+      Setting{"convolutions, stage 3", nullptr, 3},
+      beside({"GPT-2, stage 2, in backward", kGpt2, 2}, kInBackward),
+      beside({"GPT-2, stage 3, bf16, in backward", kGpt2, 3, true}, kInBackward),
+      beside({"GPT-2, stage 2, in backward, on disk", kGpt2, 2}, kInBackward, kDisk),
+      beside({"GPT-2, stage 0, bf16, delayed", kGpt2, 0, true}, kDelayed),
+      beside({"GPT-2, stage 1, delayed", kGpt2, 1}, kDelayed),
+      beside({"GPT-2, stage 3, bf16, two delayed", kGpt2, 3, true, 2, 2}, kDelayed),
+      beside({"Llama, stage 2, host", kLlama, 2}, Updates::in_step, kHost),
+      beside({"Llama, stage 2, bf16, delayed, host", kLlama, 2, true}, kDelayed, kHost),
+      beside({"Llama, stage 2, delayed, on disk", kLlama, 2}, kDelayed, kDisk)};
   std::vector<double> errors;
   for (const auto& s : settings) {
     constexpr int kRanks = 2;
@@ -230,8 +255,9 @@ TEST(Trace, PredictsTheMemoryOfARank) {
     const auto memory = predicted(s, kRanks);
     const auto of = [&](Category c) { return real.peaks[static_cast<size_t>(c)]; };
     for (const auto c :
-         {Category::parameters, Category::gradients, Category::optimizer, Category::host_parameters,
-          Category::host_gradients, Category::host_optimizer})
+         {Category::parameters, Category::gradients, Category::optimizer, Category::offload_buffers,
+          Category::host_parameters, Category::host_gradients, Category::host_optimizer,
+          Category::host_buffers})
       EXPECT_EQ(memory.of(c), of(c)) << s.name << ": " << name(c);
     const auto all = [&](auto&& value) {
       double sum = 0;

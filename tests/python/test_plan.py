@@ -173,6 +173,17 @@ def test_recurrent_layers(group: Any) -> None:
     assert model.lstm.weight_ih_l0.grad is not None
 
 
+# In 16 bits a CPU's convolutions have copies of their operands, which a trace does not: each is named with a bound.
+@ranks(1)
+def test_convolutions_have_bounds(group: Any) -> None:
+    model, loss = MODELS["convolutions"][0](), MODELS["convolutions"][1]
+    assert not libzero.plan(model, loss, batch=4, dtype="fp32", hardware=_HERE).answer["bounds"]
+    plan = libzero.plan(model, loss, batch=4, dtype="bf16", hardware=_HERE)
+    bounds = [bound for bound in plan.answer["bounds"] if "conv" in bound["operator"]]
+    assert {bound["module"] for bound in bounds} >= {"layers.0", "layers.4", "layers.8"}, bounds
+    assert all(bound["bytes"] > 0 for bound in bounds)
+
+
 # The states of a model are those that the program finds for the model of its own, and so are the keys of what it says.
 @ranks(1)
 def test_says_what_the_program_says(group: Any) -> None:
@@ -214,6 +225,19 @@ def test_bad_input_is_named(group: Any) -> None:
     fails(libzero.ConfigError, "Give a multiple of 2", loss_of_tied, batch=7)
     fails(libzero.ConfigError, "'fp64'", loss_of_tied, dtype="fp64")
     fails(libzero.ConfigError, "batch is 0", loss_of_tied, batch=0)
+    fails(libzero.ConfigError, "sequence is -1", loss_of_tied, sequence=-1)
+    fails(libzero.ConfigError, "sequence is 1.5", loss_of_tied, sequence=1.5)
+    fails(libzero.ConfigError, "most_micro_batch is 'many'", loss_of_tied, most_micro_batch="many")
+    fails(libzero.ConfigError, "hardware= and device=", loss_of_tied, device="h100")
+    fails(libzero.ConfigError, "hardware= and hosts=", loss_of_tied, hosts=2)
+    fails(libzero.ConfigError, "here= and hardware=", loss_of_tied, here=True)
+    fails(libzero.ConfigError, "here= and hosts=", loss_of_tied, hardware=None, here=True, hosts=2)
+    fails(libzero.ConfigError, "'lazily' is no time of updates", loss_of_tied, updates=["lazily"])
+    fails(libzero.ConfigError, "must be a list of names", loss_of_tied, updates="delayed")
+    fails(libzero.ConfigError, "'link' is missing", loss_of_tied,
+          hardware={"flops": 1e12, "memory": 1e11, "bandwidth": 1e11, "cpu": True, "per_host": 2})  # fmt: skip
+    fails(libzero.ConfigError, "'wires' is unknown", loss_of_tied, hardware={**_HERE, "wires": 3})
+    fails(libzero.ConfigError, "must be a whole number", loss_of_tied, hardware={**_HERE, "hosts": 0})
     fails(libzero.ConfigError, "'bandwidth' is 0", loss_of_tied, hardware={"device": "h100", "bandwidth": 0})
     fails(libzero.ConfigError, "cannot be read", loss_of_tied, hardware="/nowhere.json")
     fails(libzero.ConfigError, "AdamX", loss_of_tied, optimizer="AdamX")

@@ -12,6 +12,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
+#include "zero/base/json_kind.h"
 #include "zero/models/bert/bert_language_model.h"
 #include "zero/models/gpt2/gpt2_language_model.h"
 #include "zero/models/llama/llama_language_model.h"
@@ -58,11 +59,13 @@ std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name
                                             : std::filesystem::path(name_or_file);
   std::ifstream file{path};
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
+  if (!file || (!(text << file.rdbuf()) && file.peek() != std::ifstream::traits_type::eof())) {
     throw ConfigError(
         fmt::format("The model configuration {} cannot be read. Give a JSON file or one of: {}.",
                     path.string(), fmt::join(language_model_names(), ", ")));
   }
+  if (text.str().empty())
+    throw ConfigError(fmt::format("The model configuration {} is empty.", path.string()));
   return language_model_config_from_json(text.str(), path.string());
 }
 
@@ -76,6 +79,10 @@ std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string
   }
   if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
   const auto type = object.find("model_type");
+  if (const auto kind = kind_of(object); kind != JsonKind::model && kind != JsonKind::unknown) {
+    throw ConfigError(fmt::format("{} is {}, and no model. Give a model's config.json.", source,
+                                  what_it_is(kind)));
+  }
   if (type == object.end() || type->is_null())
     return architectures().front().from_json(json, source);
   std::vector<std::string> known;

@@ -87,8 +87,17 @@ class Run {
         read_(plan_.gathers.size(), kNone) {}
 
   SimulatedStep finish() {
+    if (schedule_.updates_in == UpdatesIn::next_step) {  // those of the step before
+      for (int64_t u = 0; u < static_cast<int64_t>(schedule_.units.size()); ++u)
+        begin_update_beside(u, kNone);
+      end_update_beside();
+    }
     passes();
-    updates();
+    if (schedule_.updates_in == UpdatesIn::step) {
+      updates();
+    } else {
+      put_into_force();
+    }
     SimulatedStep step{.tasks = machine_.take()};
     for (const auto& task : step.tasks) {
       step.seconds = std::max(step.seconds, task.end);
@@ -170,12 +179,49 @@ class Run {
     const bool first = std::exchange(reduced_[static_cast<size_t>(unit)], 1) == 0;
     const size_t sum = machine_.move(Resource::link, Work::reduce, unit, cost.reduce, computed_);
     const size_t older = std::exchange(under_way_, sum);
+    if (unit_under_way_ >= 0) begin_update_beside(unit_under_way_, kept_under_way_);
     if (schedule_.reduces_in == ReducesIn::every_pass) stalled_ = older;
     size_t kept = machine_.move(Resource::down, Work::copy, unit,
                                 first ? cost.reduce_down : cost.reduce_down_next, sum);
     if (!first) kept = machine_.move(Resource::disk, Work::read, unit, cost.reduce_read, kept);
     kept = machine_.move(Resource::disk, Work::write, unit, cost.reduce_write, kept);
     gradients_ = machine_.later(gradients_, kept);
+    if (schedule_.updates_in != UpdatesIn::backward) return;
+    unit_under_way_ = unit;
+    kept_under_way_ = kept;
+  }
+
+  // Begins the update of a unit beside other work: its states are read while the unit before it is
+  // updated.
+  void begin_update_beside(int64_t unit, size_t sum) {
+    const auto& cost = costs(unit);
+    if (!cost.trainable) return;
+    const size_t states = machine_.move(Resource::disk, Work::read, unit, cost.update_read, sum);
+    end_update_beside();
+    updated_beside_ = unit;
+    begun_update_ = machine_.move(Resource::down, Work::copy, unit, cost.update_down, states, sum);
+  }
+  void end_update_beside() {
+    const int64_t unit = std::exchange(updated_beside_, -1);
+    if (unit < 0) return;
+    const auto& cost = costs(unit);
+    updated_ = machine_.add(
+        {.resource = Resource::host, .work = Work::update, .unit = unit, .bytes = cost.update},
+        seconds_of(static_cast<double>(cost.update), machine_.speeds().update),
+        {begun_update_, updated_});
+    machine_.move(Resource::disk, Work::write, unit, cost.update_write, updated_);
+  }
+
+  // The new parameters of updates beside other work come into force when the passes have ended.
+  void put_into_force() {
+    if (unit_under_way_ >= 0) begin_update_beside(unit_under_way_, kept_under_way_);
+    end_update_beside();
+    const size_t ended = machine_.later(machine_.later(computed_, gradients_), updated_);
+    for (int64_t u = 0; u < static_cast<int64_t>(schedule_.units.size()); ++u) {
+      if (!costs(u).trainable) continue;
+      const size_t up = machine_.move(Resource::up, Work::copy, u, costs(u).update_up, ended);
+      machine_.move(Resource::link, Work::gather, u, costs(u).publish, up);
+    }
   }
 
   void updates() {
@@ -262,14 +308,19 @@ class Run {
   const StepSchedule& schedule_;
   Plan plan_;
   Machine machine_;
-  std::vector<size_t> arrived_;   // the last gather of each unit
-  std::vector<uint8_t> reduced_;  // by unit, in this step
-  std::vector<size_t> read_;      // the read of each gather
-  size_t next_ = 0;               // index into the plan's gathers
-  size_t next_read_ = 0;          // index of the next gather whose slice is read
-  int64_t ahead_bytes_ = 0;       // bytes that were read and not gathered yet
-  size_t computed_ = kNone;       // the last operator
-  size_t under_way_ = kNone;      // the last reduction
+  std::vector<size_t> arrived_;    // the last gather of each unit
+  std::vector<uint8_t> reduced_;   // by unit, in this step
+  std::vector<size_t> read_;       // the read of each gather
+  size_t next_ = 0;                // index into the plan's gathers
+  size_t next_read_ = 0;           // index of the next gather whose slice is read
+  int64_t ahead_bytes_ = 0;        // bytes that were read and not gathered yet
+  size_t computed_ = kNone;        // the last operator
+  size_t under_way_ = kNone;       // the last reduction
+  int64_t unit_under_way_ = -1;    // the unit that is reduced, whose update then begins
+  size_t kept_under_way_ = kNone;  // the task that brings its sum
+  int64_t updated_beside_ = -1;    // the unit whose update beside other work was begun last
+  size_t begun_update_ = kNone;    // the task that brings what that update needs
+  size_t updated_ = kNone;         // the last update beside other work
   size_t stalled_ = kNone;    // the reduction before that one; the next operators fill its bucket
   size_t gradients_ = kNone;  // the task that brings the last gradient
 };

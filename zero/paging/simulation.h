@@ -17,7 +17,10 @@
 //   reduction   the operator is done after which it starts; or the last one (ReducesIn)
 //   down        copies of reduced gradients to the host, when they are reduced
 //   update      unit by unit, when all gradients are there; on the device or on the host, with the
-//               reads before it, and the writes, copies and all-gathers of new parameters behind it
+//               reads before it, and the writes, copies and all-gathers of new parameters behind
+//               it. Beside other work (UpdatesIn) it is of the resource `host`: it begins with the
+//               step before which its gradients came, or when the next unit is reduced; its
+//               parameters come into force when the step ends
 //
 // On CPUs the processors that compute carry the messages too. Each message then lengthens the next
 // operators by `Speeds::link_work` of its time, less what it carried while they waited.
@@ -108,6 +111,13 @@ enum class ReducesIn : uint8_t {
   step         ///< stages 0 and 1 on one host's CPU: once the last pass has ended
 };
 
+/// Says when updates run: Note [When updates run] in engine/update_schedule.h.
+enum class UpdatesIn : uint8_t {
+  step,      ///< when all gradients are there
+  backward,  ///< each when its unit is reduced
+  next_step  ///< beside the whole of the next step
+};
+
 /// One step, as it was recorded.
 struct StepSchedule {
   /// The reduction of `unit` starts after operator `after`.
@@ -129,6 +139,7 @@ struct StepSchedule {
   /// Stage 3: units are gathered for their operators. Otherwise they are present all the time.
   bool gathers = true;
   ReducesIn reduces_in = ReducesIn::every_pass;
+  UpdatesIn updates_in = UpdatesIn::step;
   int64_t budget_bytes = 0;      ///< bytes of gathered units: PlanOptions
   int64_t prefetch_bytes = 0;    ///< bytes of those that are ahead of their use: PlanOptions
   int64_t read_ahead_bytes = 0;  ///< bytes of slices ahead of their gather; a larger slice is read

@@ -15,6 +15,8 @@ namespace {
 // A device's context, its libraries, and what its allocator's fragments cost.
 constexpr double kContext = 1e9;
 constexpr double kFragments = 0.03;
+// Updates before the first delayed one: ZeRO-Offload's paper.
+constexpr int64_t kDelayAfter = 40;
 
 Config config_of(const Question& question, const Way& way, int64_t accumulation) {
   const auto& cluster = question.cluster;
@@ -32,7 +34,20 @@ Config config_of(const Question& question, const Way& way, int64_t accumulation)
   if (way.across == Way::Across::shard_groups) config.mics_shard_size = cluster.per_host;
   if (way.across == Way::Across::quantised)
     config.quantised.weights = config.quantised.gradients = true;
+  config.update_in_backward = way.updates == Updates::in_backward;
+  if (way.updates == Updates::delayed) config.offload_optimizer.delayed_update_after = kDelayAfter;
   return config;
+}
+
+// Returns whether an engine takes a way's updates: check_update_in_backward in config/settings.cpp,
+// engine/on_device.cpp.
+bool allows(const Question& question, const Way& way, Updates updates) {
+  if (updates == Updates::in_step) return true;
+  const auto& device = question.cluster.device;
+  if (!device.cpu && way.optimizer == OffloadDevice::none) return false;
+  if (updates == Updates::delayed) return true;
+  const bool scales_loss = question.bf16 && !device.bf16;
+  return way.stage >= 2 && (!scales_loss || way.optimizer == OffloadDevice::nvme);
 }
 
 partition::RankGrid grid_of(const Config& config, const Cluster& cluster) {
@@ -125,6 +140,13 @@ std::vector<Way> ways(const Question& question) {
       all.push_back({.stage = 3, .across = across});
     }
   }
+  for (size_t i = 0, count = all.size(); i < count; ++i) {
+    for (const auto updates : question.updates) {
+      if (updates == Updates::in_step || !allows(question, all[i], updates)) continue;
+      all.push_back(all[i]);
+      all.back().updates = updates;
+    }
+  }
   return all;
 }
 
@@ -135,6 +157,7 @@ double usable(const Device& device) {
 bool plain(const Candidate& c) {
   return c.config.stage == 0 && c.config.offload_optimizer.device == OffloadDevice::none &&
          c.config.offload_param.device == OffloadDevice::none &&
+         c.config.offload_optimizer.delayed_update_after == 0 &&
          c.config.optimizer_states == optim::StateFormat::fp32;
 }
 
@@ -159,6 +182,8 @@ void Table::fill() {
     for (const int64_t recompute : {0, 1}) {
       if (recompute > 0 && !question.recomputes) continue;
       for (const int64_t micro : sizes) {
+        // Updates in backward need all gradients of a unit at once.
+        if (way.updates == Updates::in_backward && micro != of_rank) continue;
         auto candidate = make(way, micro, of_rank / micro, recompute);
         const bool fits = candidate.fits();
         all.push_back(std::move(candidate));
@@ -216,10 +241,11 @@ void Table::sort() {
     return a.fits() ? a.tokens_per_second > b.tokens_per_second : lacks(a) < lacks(b);
   });
   if (all.empty() || !all.front().fits()) return;
-  // Fewer bits change results, which a tenth of the time is worth.
+  // Fewer bits and older weights change results, which a tenth of the time is worth.
   const double most = all.front().tokens_per_second;
   const auto rounds = [](const Candidate& c) {
-    return c.config.optimizer_states != optim::StateFormat::fp32 || c.config.quantised.any();
+    return c.config.optimizer_states != optim::StateFormat::fp32 || c.config.quantised.any() ||
+           c.config.offload_optimizer.delayed_update_after > 0;
   };
   const auto exact =
       std::ranges::find_if(all, [&](const Candidate& c) { return c.fits() && !rounds(c); });

@@ -24,6 +24,7 @@ struct Way {
   OffloadDevice parameters = OffloadDevice::none;
   bool eight_bit = false;
   enum class Across : uint8_t { all, kept, shard_groups, quantised } across = Across::all;
+  Updates updates = Updates::in_step;
 };
 
 /// Returns the ways that a question's machines allow.

@@ -9,6 +9,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
+#include "zero/base/json_kind.h"
 
 namespace zero::plan {
 namespace {
@@ -217,7 +218,10 @@ std::vector<Number> numbers(Cluster& c) {
           {"host_memory", c.host_memory},
           {"nvme", c.nvme},
           {"nvme_bytes", c.nvme_bytes},
-          {"host_update", c.host_update}};
+          {"host_update", c.host_update},
+          {"jitter", c.speeds_differ.jitter, true},
+          {"stragglers", c.speeds_differ.stragglers, true},
+          {"straggler_slower", c.speeds_differ.slower}};
 }
 
 }  // namespace
@@ -233,6 +237,10 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
     fail(fmt::format("it {}.", error.what()));
   }
   if (!json.is_object()) fail("it must be an object.");
+  if (const auto kind = kind_of(json);
+      kind != JsonKind::machines && kind != JsonKind::unknown && !json.contains("device"))
+    fail(fmt::format("it is {}. Give one with a device, as {{\"device\": \"H100\"}}.",
+                     what_it_is(kind)));
   Device device;
   device.name = "a device";
   if (json.contains("device")) {
@@ -280,6 +288,12 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
   }
   if (cluster.device.flops == 0 || cluster.device.memory == 0 || cluster.device.bandwidth == 0)
     fail("give 'device', or 'flops', 'memory' and 'bandwidth'.");
+  if (cluster.speeds_differ.slower < 1) {
+    fail(
+        fmt::format("'straggler_slower' is {}; it is how many times as long a straggler takes, at "
+                    "least 1.",
+                    cluster.speeds_differ.slower));
+  }
   if (cluster.device.flops_fp32 == 0) cluster.device.flops_fp32 = cluster.device.flops / 2;
   if (!json.contains("host_memory")) cluster.host_memory = usual_host_memory(cluster.device);
   return cluster;

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/planner/stragglers.h"
+
 namespace zero::plan {
 
 /// A level of links between ranks: within a host, or between hosts.
@@ -55,7 +57,8 @@ struct Cluster {
   double nvme = 0;             ///< bytes a second of a host's disks, reads and writes; 0: no disk
   double nvme_bytes = 20e12;   ///< their size
   double host_update = 100e9;  ///< bytes a second that updates on a host pass over
-  bool measured = false;       ///< it is the machine that this process runs on
+  SpeedsDiffer speeds_differ{};
+  bool measured = false;  ///< it is the machine that this process runs on
 
   int64_t ranks() const { return hosts * per_host; }
 };

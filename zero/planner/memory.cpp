@@ -3,6 +3,7 @@
 #include <ATen/ceil_div.h>
 
 #include <algorithm>
+#include <deque>
 #include <set>
 #include <utility>
 #include <vector>
@@ -17,6 +18,15 @@ namespace {
 
 // Staging of the collectives of ranks that share memory: comm/shm_collectives.cpp.
 constexpr int64_t kStaging = int64_t{4} << 20;
+
+// Sums that wait for their updates in backward while activations have left no memory for more:
+// engine/update_schedule.cpp.
+constexpr size_t kUpdates = 4;
+// Pieces of new parameters and of sums on their way between device and host, and how many there are
+// at a time on a device with memory of its own: engine/state_table.cpp, engine/host_sums.cpp.
+constexpr int64_t kPieceNumel = 1 << 18;
+constexpr int64_t kParametersAtOnce = 4;
+constexpr int64_t kSumsAtOnce = 8;
 
 /// A step played back.
 class Playback {
@@ -51,6 +61,7 @@ class Playback {
     result_.host = host_;
     for (int64_t i = 0; i < passes; ++i) pass(i == 0);
     retire();
+    while (!waiting_.empty()) end_update();
     for (auto& unit : units_) add(Category::gradients, -std::exchange(unit.slice, 0));
     if (!order_.known()) {
       const auto seen = order_.seen();
@@ -179,31 +190,35 @@ class Playback {
       unit.bucket = converted;
     }
     int64_t output = 0;
-    const int64_t of_slice =
-        slice *
-        static_cast<int64_t>(c10::elementSize(step_.units[static_cast<size_t>(u)].gradient_dtype));
-    if (!first_ || below) {
-      output = take(slice * form.slice_element_bytes());
-    } else if (unit.adopted == 0) {
-      unit.slice = of_slice;
-      add(Category::gradients, of_slice);
+    if (!first_ || below) output = take(slice * form.slice_element_bytes());
+    // A sum of the gradient's own dtype stays in its memory; another one has memory of its own. The
+    // sums of delayed updates are there at all times.
+    int64_t stays = 0;
+    if (first_ && !below && !step_.timing.delayed_after) {
+      const auto& plan = step_.units[static_cast<size_t>(u)];
+      const int64_t of_slice = slice * static_cast<int64_t>(c10::elementSize(plan.gradient_dtype));
+      if (unit.adopted > 0 && plan.gradient_dtype == plan.dtype) {
+        stays = of_slice;
+      } else {
+        add(sums_as(), of_slice);
+      }
+      if (!step_.timing.in_backward) unit.slice = of_slice;
     }
     retire();
     // The unit collects in another bucket, if it has gradients before this reduction has ended.
     under_way_ = {.bucket = std::exchange(unit.bucket, 0),
                   .adopted = std::exchange(unit.adopted, 0),
-                  .output = output};
-    if (under_way_.adopted > 0 && first_ && !below) {
-      // A sum of the gradient's own dtype stays in its memory; another one has memory of its own.
-      unit.slice = of_slice;
-      const bool stays = step_.units[static_cast<size_t>(u)].gradient_dtype ==
-                         step_.units[static_cast<size_t>(u)].dtype;
-      if (stays) {
-        under_way_.stays = of_slice;
-      } else {
-        add(Category::gradients, of_slice);
-      }
+                  .output = output,
+                  .stays = stays};
+    if (first_ && !below && step_.timing.in_backward) {
+      const auto& plan = step_.units[static_cast<size_t>(u)];
+      under_way_.handed = slice * static_cast<int64_t>(c10::elementSize(plan.gradient_dtype));
+      under_way_.may_wait = step_.timing.may_stay_pending(plan);
     }
+  }
+  // The category of sums on the device: those of updates in backward are on their way to them.
+  Category sums_as() const {
+    return step_.timing.in_backward ? Category::gradient_buckets : Category::gradients;
   }
 
   // The reduction under way ends.
@@ -212,7 +227,22 @@ class Playback {
     if (over.bucket > 0) free_.insert(over.bucket);
     if (over.output > 0) free_.insert(over.output);
     if (over.adopted > 0) add(Category::activations, -over.adopted);
-    if (over.stays > 0) add(Category::gradients, over.stays);
+    if (over.stays > 0) add(sums_as(), over.stays);
+    if (over.handed > 0) hand_over(over.handed, over.may_wait);
+  }
+
+  // --- Updates in backward: Note [Update in backward] in engine/update_schedule.h ---
+
+  // Predicts the most: that each update waits as long as it may.
+  void hand_over(int64_t bytes, bool may_wait) {
+    if (held_before_updates_ == 0) held_before_updates_ = result_.device;
+    waiting_.push_back(bytes);
+    if (may_wait && held_before_updates_ - device_ > bytes) return;
+    while (waiting_.size() >= kUpdates) end_update();
+  }
+  void end_update() {
+    add(Category::gradient_buckets, -waiting_.front());
+    waiting_.pop_front();
   }
 
   // --- Gathered units ---
@@ -236,7 +266,9 @@ class Playback {
     int64_t bucket = 0;
     int64_t adopted = 0;
     int64_t output = 0;
-    int64_t stays = 0;  // of the sum, which stays in the adopted gradient's memory
+    int64_t stays = 0;   // of the sum, which stays in the adopted gradient's memory
+    int64_t handed = 0;  // of the sum, which goes to an update in backward
+    bool may_wait = false;
   };
 
   const Trace& trace_;
@@ -252,6 +284,8 @@ class Playback {
   std::vector<int64_t> live_;
   std::multiset<int64_t> free_;  // the pool's arrays that nobody uses, by bytes
   UnderWay under_way_;
+  std::deque<int64_t> waiting_;  // the bytes of sums whose updates have not run
+  int64_t held_before_updates_ = 0;
   std::array<int64_t, kCategories> now_{};
   int64_t device_ = 0;
   int64_t host_ = 0;
@@ -273,6 +307,54 @@ int64_t read_buffers(const PlannedStep& step, const Config& config) {
   }
   return std::min(slices, config.offload_param.buffer_count + 1) *
          at::round_up(std::max(most, usual), store::kAlignment);
+}
+
+// Returns whether master weights that stay in memory are the new parameters.
+bool masters_serve(const UnitPlan& plan) {
+  return plan.copies_master() && !plan.copies_from_disk();
+}
+
+// Returns the bytes on a tier of the second copies of parameters and gradients that updates beside
+// other work have: StateTable::new_parameters, GradientSums::make_cells, replicated_gradients.cpp.
+int64_t second_copies(const PlannedStep& step, Tier tier) {
+  int64_t sum = 0;
+  if (!step.timing.keeps_old_parameters()) return sum;
+  for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
+    const auto& plan = step.units[static_cast<size_t>(u)];
+    if (!plan.trainable) continue;
+    const auto bytes = [](int64_t numel, at::ScalarType dtype) {
+      return numel * static_cast<int64_t>(c10::elementSize(dtype));
+    };
+    const bool apart = plan.parameters_at != Tier::disk && !masters_serve(plan);
+    if (apart && plan.updated_at() == tier) sum += bytes(plan.owned.size(), plan.dtype);
+    if (!step.timing.delayed_after || plan.gradients_at != tier) continue;
+    const int64_t numel = step.sharded.gradients ? step.layout.slice_numel(u)
+                          : tier == Tier::host   ? plan.owned.size()
+                                                 : step.layout.unit(u).numel;
+    sum += bytes(numel, plan.gradient_dtype);
+  }
+  return sum;
+}
+
+// Returns the bytes on a tier of the pieces of parameters and sums between device and host.
+int64_t pieces(const PlannedStep& step, Tier tier) {
+  int64_t parameters = 0;
+  int64_t sums = 0;
+  bool own_memory = false;
+  for (int64_t u = 0; u < step.layout.unit_count(); ++u) {
+    const auto& plan = step.units[static_cast<size_t>(u)];
+    if (!plan.trainable) continue;
+    own_memory = plan.own_memory;
+    if (plan.crosses() && !step.timing.keeps_old_parameters() && !masters_serve(plan) &&
+        plan.updated_at() == tier)
+      parameters = std::max(parameters, std::min(plan.owned.size(), kPieceNumel) *
+                                            static_cast<int64_t>(c10::elementSize(plan.dtype)));
+    if (step.sharded.gradients && plan.gradients_at == Tier::host && tier == Tier::host)
+      sums = std::max(sums, std::min(step.layout.slice_numel(u), kPieceNumel) *
+                                static_cast<int64_t>(c10::elementSize(at::kFloat)));
+  }
+  return parameters * (own_memory && tier == Tier::host ? kParametersAtOnce : 1) +
+         sums * (own_memory ? kSumsAtOnce : 1);
 }
 
 }  // namespace
@@ -300,10 +382,14 @@ RankMemory predict_memory(const Trace& trace, const Config& config,
   const auto host = planned_memory(step, Tier::host);
   playback.hold(Category::parameters, device.parameters);
   playback.hold(Category::optimizer, device.optimizer);
-  if (!step.sharded.gradients) playback.hold(Category::gradients, device.gradients);
+  if (!step.sharded.gradients || step.timing.delayed_after)
+    playback.hold(Category::gradients, device.gradients);
   playback.hold(Category::host_parameters, host.parameters);
   playback.hold(Category::host_gradients, host.gradients);
   playback.hold(Category::host_optimizer, host.optimizer);
+  playback.hold(Category::offload_buffers,
+                second_copies(step, Tier::device) + pieces(step, Tier::device));
+  playback.hold(Category::host_buffers, second_copies(step, Tier::host) + pieces(step, Tier::host));
   if (!alone) playback.hold(Category::communication, kStaging);
   const int64_t disk = disk_bytes(step);
   if (disk > 0) {

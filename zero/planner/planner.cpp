@@ -39,6 +39,8 @@ std::string Candidate::words() const {
   }
   if (config.mics_shard_size > 0) all += fmt::format(", MiCS {}", config.mics_shard_size);
   if (recompute > 0) all += ", recomputed";
+  if (config.update_in_backward) all += ", updated in backward";
+  if (config.offload_optimizer.delayed_update_after > 0) all += ", delayed updates";
   return all +
          fmt::format(", micro-batch {} x {}", micro_batch, config.gradient_accumulation_steps);
 }
@@ -46,6 +48,13 @@ std::string Candidate::words() const {
 const Candidate& Answer::best() const {
   if (candidates.empty()) throw Error("The plan has no candidates: there was nothing to try.");
   return candidates.front();
+}
+
+Updates updates_named(std::string_view name) {
+  if (name == "in-backward") return Updates::in_backward;
+  if (name == "delayed") return Updates::delayed;
+  throw ConfigError(
+      fmt::format("'{}' is no time of updates to try; there are in-backward and delayed.", name));
 }
 
 Answer plan(const Question& question) {
@@ -66,11 +75,7 @@ Answer plan(const Question& question) {
     answer.binds = binds(answer.best());
     answer.helps = helps(table, answer.best());
   } else {
-    const auto& nearest = answer.best();
-    answer.binds = fmt::format(
-        "The nearest configuration lacks {} on each device, {} of host memory and {} of disk.",
-        format_bytes(nearest.device_lacks), format_bytes(nearest.host_lacks),
-        format_bytes(nearest.disk_lacks));
+    answer.binds = nearest_lacks(answer.best());
   }
   answer.largest_model = largest_model(question);
   answer.fewest_devices = fewest_devices(question, traces, answer.candidates);
@@ -146,6 +151,8 @@ std::string ds_config(const Candidate& candidate, const std::string& nvme_path) 
     zero["offload_optimizer"] = place(config.offload_optimizer.device);
   if (config.offload_param.device != OffloadDevice::none)
     zero["offload_param"] = place(config.offload_param.device);
+  if (const int64_t after = config.offload_optimizer.delayed_update_after; after > 0)
+    zero["offload_optimizer"]["delayed_update_after"] = after;
   if (config.hpz_partition_size > 1) zero["zero_hpz_partition_size"] = config.hpz_partition_size;
   if (config.mics_shard_size > 0) zero["mics_shard_size"] = config.mics_shard_size;
   if (config.quantised.weights) zero["zero_quantized_weights"] = true;
@@ -159,6 +166,10 @@ std::string ds_config(const Candidate& candidate, const std::string& nvme_path) 
   if (config.fp16) file["fp16"] = {{"enabled", true}};
   if (config.optimizer_states == optim::StateFormat::eight_bit)
     file["data_types"] = {{"optimizer_state_dtype", "8bit"}};
+  if (config.update_in_backward) {
+    file["update_in_backward"] = true;
+    file["gradient_clipping"] = 0;
+  }
   if (candidate.recompute > 0) file["activation_checkpointing"] = {{"every", candidate.recompute}};
   return file.dump(2) + "\n";
 }

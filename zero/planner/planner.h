@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zero/config/config.h"
@@ -28,6 +29,13 @@ using Tracer = std::function<Trace(int64_t batch, int64_t recompute, const Trace
 /// Returns the tracer of a language model, which must outlive it.
 Tracer tracer(const LanguageModelConfig& model, int64_t sequence);
 
+/// When a configuration updates: Note [When updates run] in engine/update_schedule.h.
+enum class Updates : uint8_t {
+  in_step,
+  in_backward,  ///< update_in_backward: no gradients are kept, and they cannot be clipped
+  delayed       ///< offload_optimizer.delayed_update_after: weights are one update old
+};
+
 struct Question {
   Tracer trace{};
   int64_t global_batch = 256;  ///< sequences of a step, over all ranks; at most 2^40
@@ -39,6 +47,8 @@ struct Question {
   Optimizer optimizer = AdamW{};
   /// The micro-batches to try are the powers of two up to this, which is at most 2^20.
   int64_t most_micro_batch = 64;
+  /// The times of updates to try beside those in the step, where an engine allows them.
+  std::vector<Updates> updates{};
   /// Tries recomputation; a model that cannot recompute says no.
   bool recomputes = true;
 };
@@ -79,6 +89,10 @@ struct Answer {
   /// Returns the first candidate. Throws Error if there is none.
   const Candidate& best() const;
 };
+
+/// Returns the time of updates that a name means: "in-backward" or "delayed". Throws ConfigError
+/// for another name.
+Updates updates_named(std::string_view name);
 
 /// Answers a question. Throws ConfigError if no micro-batch divides the batch over the ranks, or if
 /// the cluster lacks a speed (check() of hardware.h).

@@ -1,12 +1,14 @@
 #include "zero/planner/sentences.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "zero/base/error.h"
 #include "zero/partition/formulas.h"
@@ -146,6 +148,16 @@ std::string zero_or_not(const Answer& answer, const Question& question) {
                   : "");
 }
 
+std::string nearest_lacks(const Candidate& nearest) {
+  std::vector<std::string> lacks;
+  for (const auto& [count, where] : {std::pair(nearest.device_lacks, "on each device"),
+                                     {nearest.host_lacks, "of host memory"},
+                                     {nearest.disk_lacks, "of disk"}}) {
+    if (count > 0) lacks.push_back(fmt::format("{} {}", bytes(count), where));
+  }
+  return fmt::format("The nearest configuration lacks {}.", fmt::join(lacks, " and "));
+}
+
 std::string binds(const Candidate& best) {
   const auto all = parts(best.time);
   const auto& most = *std::ranges::max_element(all, {}, &Part::seconds);
@@ -232,7 +244,7 @@ std::string fewest_devices(const Question& question, Traces& traces,
     std::ranges::stable_sort(all, {}, &Way::eight_bit);  // fewer bits change results
     for (const auto& way : all) {
       const bool least = way.stage == stage || way.parameters != OffloadDevice::none;
-      if (!least || way.across != Way::Across::all) continue;
+      if (!least || way.across != Way::Across::all || way.updates != Updates::in_step) continue;
       auto candidate = table.make(way, 1, 1, question.recomputes ? 1 : 0);
       if (candidate.fits()) return candidate;
     }

@@ -21,4 +21,7 @@ std::string largest_model(const Question& question);
 std::string fewest_devices(const Question& question, Traces& traces,
                            const std::vector<Candidate>& known);
 
+/// Nothing fits: what the nearest candidate lacks.
+std::string nearest_lacks(const Candidate& nearest);
+
 }  // namespace zero::plan

@@ -8,6 +8,7 @@
 
 #include "zero/engine/costs.h"
 #include "zero/engine/plan_units.h"
+#include "zero/planner/stragglers.h"
 
 namespace zero::plan {
 namespace {
@@ -148,6 +149,30 @@ StepSchedule schedule_of(const MicroBatch& work, int64_t passes) {
   return schedule;
 }
 
+paging::UpdatesIn updates_in(const UpdateTiming& timing) {
+  return timing.in_backward     ? paging::UpdatesIn::backward
+         : timing.delayed_after ? paging::UpdatesIn::next_step
+                                : paging::UpdatesIn::step;
+}
+
+// On a CPU a thread of its own runs updates beside other work, on the processors that operators
+// use: those operators last longer by as much.
+void share_processors(StepSchedule& schedule) {
+  double update = 0;
+  double beside = 0;
+  for (const auto& unit : schedule.units) {
+    if (!unit.updated_on_host) update += static_cast<double>(unit.update) / kNanoseconds;
+  }
+  const auto shares = [&](size_t op) {
+    return schedule.updates_in == paging::UpdatesIn::next_step || schedule.backward[op] != 0;
+  };
+  for (size_t op = 0; op < schedule.flops.size(); ++op)
+    beside += shares(op) ? schedule.flops[op] : 0;
+  for (size_t op = 0; beside > 0 && op < schedule.flops.size(); ++op) {
+    if (shares(op)) schedule.flops[op] *= 1 + update / beside;
+  }
+}
+
 }  // namespace
 
 double operator_seconds(const TracedOperator& op, const Device& device, at::ScalarType dtype) {
@@ -179,7 +204,9 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
   std::vector<uint8_t> small(bytes.size(), 0);
   constexpr int64_t kSmall = 16;  // of the largest unit's bytes
   for (size_t u = 0; u < bytes.size(); ++u) small[u] = bytes[u].bytes * kSmall < largest ? 1 : 0;
-  const auto work = micro_batch(trace, layout, cluster.device, config.parameter_dtype(), small);
+  auto work = micro_batch(trace, layout, cluster.device, config.parameter_dtype(), small);
+  const double slowest = slowest_rank(cluster.speeds_differ, cluster.ranks());
+  for (auto& seconds : work.seconds) seconds *= slowest;
   // Their gathers are the first large unit's.
   const auto first = std::ranges::find(small, uint8_t{0}) - small.begin();
   for (size_t u = 0; u < bytes.size(); ++u) {
@@ -197,6 +224,9 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
     schedule.prefetch_bytes = schedule.gathers ? 2 * largest : 0;
     schedule.budget_bytes = schedule.gathers ? 4 * largest : int64_t{1} << 60;
     schedule.read_ahead_bytes = schedule.prefetch_bytes;
+    schedule.updates_in = updates_in(step.timing);
+    if (schedule.updates_in != paging::UpdatesIn::step && cluster.device.cpu)
+      share_processors(schedule);
     return paging::simulate(schedule, speeds).seconds;
   };
   const int64_t k = step.passes;

@@ -41,14 +41,9 @@ std::vector<std::string> left_out(const Settings& settings) {
     notes.emplace_back(
         "The plan has the micro-batches one after the other, and not layer by layer "
         "(layer_major_accumulation).");
-  if (settings.engine.update_in_backward)
-    notes.emplace_back(
-        "The plan updates behind backward, and not in it (update_in_backward): it counts the "
-        "gradients of all units, but not the second copy of the parameters.");
-  if (settings.engine.offload_optimizer.delayed_update_after > 0)
-    notes.emplace_back(
-        "The plan has no delayed updates: it does not count their second copies of parameters and "
-        "gradients, and the step waits for them.");
+  if (const int64_t after = settings.engine.offload_optimizer.delayed_update_after; after > 0)
+    notes.push_back(fmt::format(
+        "The plan is of steps with a delayed update, which come after the first {}.", after));
   if (settings.engine.autocast.enabled)
     notes.emplace_back("The plan is of a step without autocast, whose dtypes are in no trace.");
   if (recompute.nvme || recompute.contiguous_memory_optimization)
