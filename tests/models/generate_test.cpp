@@ -54,6 +54,24 @@ TEST(Generate, DrawsFromTheSoftmaxAtTheTemperature) {
   }
 }
 
+// Logits are in fp32, which holds neither of these temperatures.
+TEST(Generate, TakesTemperaturesThatAreNoFp32Numbers) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  const auto drawn = [&](double temperature, double top_p = 1) {
+    return frequencies(generate(kPrompt, constant({1, 2, kNever, 1.5}),
+                                {.tokens = 400, .temperature = temperature, .top_p = top_p}),
+                       4);
+  };
+  for (const double tiny : {1e-30, 1e-39, 1e-50, std::numeric_limits<double>::denorm_min()})
+    EXPECT_NEAR(drawn(tiny)[1], 1, 1e-9) << tiny;
+  for (const double huge : {1e30, 1e39, std::numeric_limits<double>::max()}) {
+    const auto share = drawn(huge);
+    EXPECT_EQ(share[2], 0);
+    for (const size_t token : {0, 1, 3}) EXPECT_NEAR(share[token], 1.0 / 3, 0.1) << huge;
+  }
+  EXPECT_NEAR(drawn(1, 1e-50)[1], 1, 1e-9);
+}
+
 TEST(Generate, TopPLeavesTheLikeliestThatReachIt) {
   // Probabilities 0.1, 0.4, 0.3, 0.2.
   std::vector<float> logits;
@@ -180,6 +198,7 @@ TEST(Generate, RefusesBrokenModelsAndOptions) {
   EXPECT_THROW(generate(kPrompt, good, {.tokens = -1}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.context = 0}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.temperature = -1}), ConfigError);
+  EXPECT_THROW(generate(kPrompt, good, {.temperature = HUGE_VAL}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.top_p = 0}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.top_p = 1.5}), ConfigError);
   EXPECT_THROW(generate(kPrompt, good, {.top_k = -1}), ConfigError);

