@@ -12,38 +12,10 @@
 # what is known so far. Exit status 1 where one failed. A part that lacks a tool is "not run", with the reason, and no failure.
 # shellcheck source=scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-device=cuda out='' build='' ranks='' model='' time_limit='' parts=''
-while (($# > 0)); do
-  case $1 in
-    --device | --out | --build | --ranks | --model | --parts)
-      [[ $# -gt 1 ]] || die "$1 needs a value"
-      printf -v "${1#--}" %s "$2"
-      shift 2
-      ;;
-    --seconds)
-      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--seconds is '${2:-}'; it should be a number from 1"
-      time_limit=$2
-      shift 2
-      ;;
-    --help | -h)
-      sed -n '2,/^# shellcheck/{/^# shellcheck/d;s/^# \{0,1\}//p}' "scripts/$(basename "${BASH_SOURCE[0]}")"
-      exit 0
-      ;;
-    *) die "$1 is no option; scripts/gpu_check.sh --help lists them" ;;
-  esac
-done
-case $device in
-  cuda) preset=cuda gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | grep -c .) || true ;;
-  cpu) preset=release gpus=2 ;;
-  *) die "--device is '$device'; it may be cuda or cpu" ;;
-esac
-[[ -z $ranks || $ranks =~ ^[1-9][0-9]*$ ]] || die "--ranks is '$ranks'; it should be a number from 1"
-ranks=${ranks:-$((gpus > 0 ? gpus : 1))}
-time_limit=${time_limit:-$([[ -n $build ]] && echo 240 || echo 7200)}
-report=$(realpath -m "${out:-run/gpu-check/report.md}")
-work=${report%.md}.parts
-mkdir -p "$work"
-rm -rf "${work:?}"/*
+# shellcheck source=scripts/gpu_parts.sh
+source scripts/gpu_parts.sh
+folder=run/gpu-check
+read_options "$0" "$@"
 if [[ $device == cuda ]]; then
   model=${model:-gpt2}
   batch=8 length=1024 steps=10 warmup=3 rounds=1 train_steps=20
@@ -52,92 +24,8 @@ else
   batch=1 length=32 steps=1 warmup=1 rounds=1 train_steps=3
 fi
 sizes=(--dtype bf16 --micro-batch "$batch" --seq "$length" --steps "$steps" --warmup "$warmup")
-# A Python that has torch: that of scripts/python_environment.sh, or the machine's.
-if [[ ! -x $python_environment ]]; then python_environment=$(command -v python3 || true); fi
-torch=$("$python_environment" -c 'import torch; print(torch.__path__[0])' 2>/dev/null) || true
-
-names=() results=() seconds=() failed=0
-# part NAME LIMIT_S FUNCTION: runs it in a shell of its own. Status 77: not run, and the last line of its output says why.
-part() {
-  local name=$1 limit=$2 begin=$SECONDS status=0 result
-  if [[ -n $parts && ,$parts, != *,$name,* ]]; then return; fi
-  say "$name" >&2
-  local left=$((time_limit - SECONDS))
-  if ((limit > left)); then limit=$left; fi
-  if ((limit < 3)); then
-    echo "the $time_limit seconds were up" >"$work/$name.log"
-    status=77
-  else
-    # shellcheck disable=SC2163
-    export -f "$3"
-    timeout --kill-after 10 "$limit" bash -euo pipefail -c "$3" >"$work/$name.log" 2>&1 || status=$?
-  fi
-  case $status in
-    0) result=passed ;;
-    77) result="not run: $(tail -n 1 "$work/$name.log")" ;;
-    124 | 137) result="**failed**: it took more than $limit s, or was killed" ;;
-    *) result="**failed**: exit status $status" ;;
-  esac
-  if [[ $result == '**failed'* ]]; then
-    failed=$((failed + 1))
-    tail -n 5 "$work/$name.log" >&2
-  fi
-  names+=("$name") results+=("$result") seconds+=($((SECONDS - begin)))
-  echo "$name: $result" >&2
-  write_report
-}
-
-write_report() {
-  {
-    echo "# libzero on $([[ $device == cuda ]] && echo "$gpus GPUs" || echo "the CPU, which stands in for a GPU")"
-    echo
-    echo "By \`scripts/gpu_check.sh\`, $(date -u '+%Y-%m-%d %H:%M') UTC. $ranks ranks; $model with ${sizes[*]}. $([[ $failed == 0 ]] && echo "No part failed." || echo "$failed parts failed.")"
-    echo
-    echo "| part | result | s |"
-    echo "|---|---|---|"
-    local i name
-    for i in "${!names[@]}"; do echo "| ${names[i]} | ${results[i]} | ${seconds[i]} |"; done
-    if [[ -s $work/comparison.log ]]; then printf '\n## Beside PyTorch\n\n%s\n' "$(cat "$work/comparison.log")"; fi
-    for name in "${names[@]}"; do
-      if [[ $name == comparison ]]; then continue; fi
-      # shellcheck disable=SC2016
-      printf '\n## %s\n\n```\n%s\n```\n' "$name" "$(tail -n 60 "$work/$name.log")"
-    done
-  } >"$report.new"
-  mv "$report.new" "$report"
-}
-
-build_programs() {
-  if [[ $device == cuda ]]; then CUDA=1 scripts/setup.sh; else scripts/setup.sh; fi
-  local plugin=()
-  if [[ $device == cuda ]]; then plugin=(zero_cuda); fi
-  scripts/build.sh "$preset" zero_program cuda_plugin_test cuda_device_test "${plugin[@]}"
-}
-
-environment() {
-  echo "libzero          $(git describe --always --dirty 2>/dev/null || echo 'no git here')"
-  "$build/zero" --version
-  echo "system           $(uname -sr), $(nproc) cores"
-  grep -m 1 'model name' /proc/cpuinfo || true
-  local root nccl
-  root=$libtorch
-  echo "LibTorch         $root"
-  nccl=$(find -L "$root" "$root/.." -maxdepth 4 -name 'libnccl.so.2' 2>/dev/null | head -n 1)
-  if [[ -n $nccl ]]; then
-    python3 -c 'import ctypes, sys; v = ctypes.c_int(); ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(v)); print(f"NCCL             {v.value // 10000}.{v.value // 100 % 100}.{v.value % 100}")' "$nccl"
-  fi
-  if [[ $device == cpu ]]; then return; fi
-  if command -v nvcc >/dev/null; then nvcc --version | tail -n 2; fi
-  command -v nvidia-smi >/dev/null || {
-    echo "nvidia-smi is not found: is there a driver?"
-    exit 1
-  }
-  nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap,power.limit --format=csv
-  nvidia-smi topo -m
-}
 
 plugin() { "$build/tests/cuda/cuda_plugin_test" --gtest_brief=1; }
-device_tests() { ZERO_CHECK_DEVICE=$device OMP_NUM_THREADS=1 "$build/tests/cuda/cuda_device_test" --gtest_filter="$1"; }
 kernels() { device_tests 'DeviceKernels.*'; }
 training_parity() { device_tests 'DeviceTraining.*'; }
 refusals() { device_tests 'Device.*'; }
@@ -161,28 +49,6 @@ sanitizer() {
   done
 }
 
-# losses FOLDER OTHER WITHIN: those of two runs, at most so far apart (relative).
-losses() {
-  python3 - "$@" <<'PYTHON'
-import json, sys
-def losses(folder):
-    lines = [json.loads(line) for line in open(folder + "/log.jsonl")]
-    return [line["loss"] for line in lines if "loss" in line and "step" in line and "event" not in line]
-device, cpu = (losses(folder) for folder in sys.argv[1:3])
-if not cpu or len(device) != len(cpu):
-    sys.exit(f"{len(device)} losses, beside {len(cpu)} of the other run")
-worst = max(abs(a - b) / abs(b) for a, b in zip(device, cpu))
-print(f"{len(cpu)} losses, at most {worst:.1e} from the other run's (relative); the last {device[-1]:.5f}")
-sys.exit(0 if worst <= float(sys.argv[3]) else f"more than {sys.argv[3]}")
-PYTHON
-}
-# nano FOLDER [OPTION ...]: a few steps of a small model on the repository's documents.
-nano() {
-  if [[ ! -s $work/text.txt ]]; then cat docs/*.md >"$work/text.txt"; fi
-  "$build/zero" train --model gpt2-nano --data "$work/text.txt" --out "$1" --overwrite --nproc "$ranks" --seq 32 --micro-batch 1 \
-    --steps "$train_steps" --eval-tokens 0 --sample-tokens 0 "${@:2}"
-}
-
 # The same run on the device and on the CPU, in fp32: losses within 1e-4.
 train() {
   nano "$work/train/device" --stage 3 --device "$device"
@@ -203,6 +69,10 @@ options() {
     'all-on-host|fp32|1e-5|--stage 3 --offload-optimizer cpu --offload-param cpu'
     "states-on-disk|fp32|1e-5|--stage 2 --offload-optimizer nvme --nvme-path $work/disk"
     "all-on-disk|fp32|1e-5|--stage 3 --offload-optimizer nvme --offload-param nvme --nvme-path $work/disk"
+    "gradients-on-disk|fp32|1e-5|--stage 2 --offload-optimizer nvme --offload-gradients --nvme-path $work/disk"
+    'budget|fp32|1e-5|--stage 3 --memory-budget 8GB' 'split-masters|bf16|1e-3|--dtype bf16 --stage 3 --split-master-weights'
+    'muon|muon|1e-4|--stage 3 --optimizer Muon' 'muon-on-host|muon|1e-4|--stage 2 --optimizer Muon --offload-optimizer cpu'
+    'lamb-on-host|lamb|1e-4|--stage 3 --optimizer Lamb --offload-optimizer cpu'
     'bf16-stage-3|bf16|1e-3|--dtype bf16 --stage 3' 'bf16-on-host|bf16|1e-3|--dtype bf16 --stage 3 --offload-optimizer cpu --offload-param cpu'
     'fp16|fp32|1e-2|--dtype fp16 --stage 3' 'autocast|fp32|2e-2|--autocast bf16 --stage 3'
     'accumulated|twice|1e-5|--stage 3 --accumulate 2' 'layer-major|twice|1e-5|--stage 3 --accumulate 2 --layer-major')
@@ -210,6 +80,8 @@ options() {
   nano "$work/options/fp32" --device "$device" --stage 0 >"$work/options/fp32.log" 2>&1
   nano "$work/options/bf16" --device "$device" --stage 0 --dtype bf16 >"$work/options/bf16.log" 2>&1
   nano "$work/options/twice" --device "$device" --stage 0 --accumulate 2 >"$work/options/twice.log" 2>&1
+  nano "$work/options/muon" --device cpu --stage 0 --optimizer Muon >"$work/options/muon.log" 2>&1
+  nano "$work/options/lamb" --device cpu --stage 0 --optimizer Lamb >"$work/options/lamb.log" 2>&1
   # shellcheck disable=SC2016
   printf '%s\n' "${settings[@]}" | OMP_NUM_THREADS=1 xargs -d '\n' -P "$(($(nproc) / 2 + 1))" -I {} bash -uo pipefail -c '
     IFS="|" read -r name beside within words <<<"$1"
@@ -279,6 +151,42 @@ bench_xl() {
   bench --model gpt2-xl --micro-batch 4 --stages 3 --rounds 1 --json "$work/bench-xl.json"
 }
 
+# States off the device, with all of the host's cores: what a step takes beside its bound, and beside FSDP2's CPUOffloadPolicy.
+offload() {
+  local each=$(($(nproc) / ranks)) large=gpt2-xl sequences=4 name options line
+  if [[ $device == cpu ]]; then each=1 large=$model sequences=$batch; fi
+  if ((each < 1)); then each=1; fi
+  for line in 'optimizer|--offload-optimizer cpu' 'both|--offload-optimizer cpu --offload-param cpu' \
+    'delayed|--offload-optimizer cpu --offload-param cpu --delayed-update'; do
+    IFS='|' read -r name options <<<"$line"
+    read -ra options <<<"$options"
+    bench --model "$large" --micro-batch "$sequences" --stages 3 --rounds 1 --threads "$each" "${options[@]}" --json "$work/offload-$name.json"
+  done
+  if [[ $device == cuda && -n $torch ]]; then
+    local sizes
+    read -ra sizes <<<"$size_words"
+    OMP_NUM_THREADS=$each timeout 100 "$python_environment" -m torch.distributed.run --standalone --nproc-per-node "$ranks" \
+      benchmarks/peers/fsdp2_step.py --device cuda "${sizes[@]}" --model "$large" --micro-batch "$sequences" --stage 3 --offload |
+      tee "$work/offload-fsdp2.json" || echo "FSDP2's offload did not run"
+  fi
+  python3 - "$work" <<'PYTHON'
+import json, os, sys
+print("| stage 3 | ms a step | bound ms | of the bound | bound by | device MiB |\n|---|---|---|---|---|---|")
+for name in ("optimizer", "both", "delayed"):
+    file = f"{sys.argv[1]}/offload-{name}.json"
+    if not os.path.exists(file):
+        continue
+    run = json.load(open(file))["results"][-1]
+    ms, bound = run["step_ms"]["median"], run["offload"]
+    peak = run["device_peak"]
+    print(f"| {name} on the host | {ms:.1f} | {bound['ms']:.1f} | {ms / bound['ms']:.2f} x | {bound['binds']} | {peak / 2**20 if peak else 0:.0f} |")
+file = f"{sys.argv[1]}/offload-fsdp2.json"
+if os.path.exists(file) and os.path.getsize(file):
+    run = json.loads(open(file).readline())
+    print(f"| {run['run']} | {run['step_ms']:.1f} | - | - | - | {(run['peak_bytes'] or 0) / 2**20:.0f} |")
+PYTHON
+}
+
 # Where the time of a step goes by kernel: the second of two steps, as Nsight Compute times each.
 kernel_table() {
   local tool
@@ -314,10 +222,7 @@ PYTHON
 
 # Plain PyTorch on one device: the rival of who has no ZeRO.
 torch_step() {
-  if [[ -z $torch ]]; then
-    echo "PyTorch is not installed for it: scripts/python_environment.sh"
-    exit 77
-  fi
+  needs_torch
   local sizes
   read -ra sizes <<<"$size_words"
   local run=(timeout 100 "$python_environment" benchmarks/peers/torch_step.py --device "$device" --model "$model" "${sizes[@]}")
@@ -329,10 +234,7 @@ torch_step() {
 }
 
 fsdp2() {
-  if [[ -z $torch ]]; then
-    echo "PyTorch is not installed for it: scripts/python_environment.sh"
-    exit 77
-  fi
+  needs_torch
   local stage round sizes
   read -ra sizes <<<"$size_words"
   rm -f "$work/fsdp2.json"
@@ -371,21 +273,9 @@ for name, tokens, ms, exposed, peak in rows:
 PYTHON
 }
 
-# What the parts read in their own shells; an array cannot be exported.
-export device parts preset build ranks model work torch libtorch='' python_environment batch length steps warmup rounds train_steps size_words="${sizes[*]}"
-export -f device_tests say die losses nano bench not_on_cpu
-
-if [[ -z $build ]]; then
-  part build 5400 build_programs
-  build=build/$preset
-fi
-build=$(realpath -m "$build")
-# The LibTorch that the programs were linked to, or else Python's.
-libtorch=$(sed -n 's/^LIBTORCH_ROOT:.*=//p' "$build/CMakeCache.txt" 2>/dev/null) || true
-if [[ -z $libtorch || ! -d $libtorch ]]; then
-  libtorch=$torch
-  export LD_LIBRARY_PATH=$build:$build/lib:$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-fi
+export batch length steps warmup rounds
+export -f bench not_on_cpu
+begin_parts
 part environment 60 environment
 part plugin 60 plugin
 part kernels 60 kernels
@@ -397,11 +287,11 @@ part training-parity 1200 training_parity
 part options 90 options
 part torch 150 torch_step
 part bench-xl 60 bench_xl
+part offload 150 offload
 part refusals 60 refusals
 part fsdp2 90 fsdp2
 part python 60 python_package
 part sanitizer 300 sanitizer
 time_limit=$((SECONDS + 60))
 part comparison 60 comparison
-say "$report" >&2
-[[ $failed == 0 ]]
+end_parts

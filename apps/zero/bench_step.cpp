@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "apps/zero/bench.h"
+#include "apps/zero/offload_bound.h"
 #include "apps/zero/ranks.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
@@ -81,6 +82,13 @@ constexpr const char* kDescription =
     "  device   the most that LibTorch's allocator of the device had given out, activations "
     "included\n"
     "A step's time is the mean of a run's on a device, since the host runs ahead of it.\n"
+    "With --offload-optimizer or --offload-param, of a rank:\n"
+    "  to the host, to the device, updates  what a step moves there, in 10^9 bytes, and the ms "
+    "that "
+    "this takes at the\n"
+    "           speeds measured before, on the slowest rank, while all ranks do the same\n"
+    "  bound    the longest of those and of the products, which is the least that a step can take, "
+    "and a step beside it\n"
     "Memory is the peak of a rank by category, of the rank with the most; in parentheses what the "
     "formula of ZeRO says. The\n"
     "sum is the peak of all categories but activations, which another allocator counts, plus the "
@@ -97,6 +105,13 @@ constexpr std::pair<std::string_view, void (*)(Config&, int)> kSharding[] = {
        config.quantised.gradients = true;
      }},
 };
+
+constexpr std::pair<std::string_view, OffloadDevice> kPlaces[] = {
+    {"none", OffloadDevice::none}, {"cpu", OffloadDevice::cpu}, {"nvme", OffloadDevice::nvme}};
+constexpr std::pair<std::string_view, optim::StateFormat> kFormats[] = {
+    {"fp32", optim::StateFormat::fp32},
+    {"bf16", optim::StateFormat::bf16},
+    {"8bit", optim::StateFormat::eight_bit}};
 
 constexpr std::pair<std::string_view, TrainingDevice> kDevices[] = {
     {"cpu", TrainingDevice::cpu}, {"cuda", TrainingDevice::cuda}, {"any", TrainingDevice::any}};
@@ -119,6 +134,10 @@ struct Options {
   bool mfu = false;
   int64_t live_parameters = Config{}.max_live_parameters;
   int64_t bucket_size = Config{}.unit_bytes;
+  std::string offload_optimizer = "none", offload_param = "none", nvme_path, states = "fp32";
+  bool offload_gradients = false, delayed = false, in_backward = false, split = false;
+  bool bf16_weights = false;
+  bool offloads() const { return offload_optimizer != "none" || offload_param != "none"; }
   JsonFile json;
 };
 
@@ -166,6 +185,30 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       .add_option("--live-parameters", options.live_parameters,
                   "Stage 3: parameters that may be gathered at once")
       ->check(not_negative());
+  const auto place = [&](const char* name, std::string& value, const char* what) {
+    parser.add_option(name, value, what)->check(CLI::IsMember({"none", "cpu", "nvme"}));
+  };
+  place("--offload-optimizer", options.offload_optimizer,
+        "Where the optimizer's states are: on the device, in the host's memory, or on a disk");
+  place("--offload-param", options.offload_param,
+        "Stage 3: where the parameters are between their uses. Independent trainers then run at "
+        "stage 3 too, each alone");
+  parser.add_option("--nvme-path", options.nvme_path, "Folder on a local disk, for nvme")
+      ->type_name("DIR");
+  parser.add_flag("--offload-gradients", options.offload_gradients,
+                  "With --offload-optimizer nvme, from stage 2 on: gradients are on the disk too");
+  parser.add_flag("--delayed-update", options.delayed,
+                  "Updates run beside the next step (delayed_update_after 1)");
+  parser.add_flag("--update-in-backward", options.in_backward,
+                  "From stage 2 on, or on one rank at any stage: units are updated as their "
+                  "gradients are reduced. Nothing is clipped then");
+  parser.add_option("--optimizer-states", options.states, "Format of the optimizer's states")
+      ->check(CLI::IsMember({"fp32", "bf16", "8bit"}));
+  parser.add_flag("--split-master-weights", options.split,
+                  "With bf16: a master weight's upper half is the parameter");
+  parser.add_flag("--bf16-weights", options.bf16_weights,
+                  "With bf16: no fp32 master weights, but stochastic rounding "
+                  "(bf16_master_weights_and_grads)");
   std::vector<std::string> devices;
   for (const auto& [name, device] : kDevices) devices.emplace_back(name);
   parser
@@ -182,6 +225,11 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
   check_distinct("--stages", names);
   check_distinct("--sharding", options.sharding);
   options.json.check();
+  if ((options.split || options.bf16_weights) && options.dtype != "bf16") {
+    throw ConfigError(fmt::format("{} needs --dtype bf16, and the dtype is {}.",
+                                  options.split ? "--split-master-weights" : "--bf16-weights",
+                                  options.dtype));
+  }
   return std::nullopt;
 }
 
@@ -220,6 +268,7 @@ struct Measurement {
   double mfu = 0;           ///< where products were measured
   double step_flops = 0;    ///< of the model's matrix products, forward and backward
   int64_t device_peak = 0;  ///< of the device's allocator
+  OffloadWork offload;      ///< where states are off the device
   train::RankMemory memory;
 };
 
@@ -251,7 +300,21 @@ std::vector<Batch> random_batches(const Options& options, int64_t vocabulary, in
 
 Config engine_config(const Options& options, const Trainers& trainers, int local_size) {
   Config config;
-  config.stage = trainers.stage.value_or(0);
+  const auto named = [](const auto& pairs, std::string_view name) {
+    return std::ranges::find(pairs, name, [](const auto& pair) { return pair.first; })->second;
+  };
+  const auto param = named(kPlaces, options.offload_param);
+  config.stage = trainers.stage.value_or(param == OffloadDevice::none ? 0 : 3);
+  config.offload_optimizer.device = named(kPlaces, options.offload_optimizer);
+  config.offload_param.device = config.stage == 3 ? param : OffloadDevice::none;
+  config.offload_optimizer.nvme_path = config.offload_param.nvme_path = options.nvme_path;
+  config.offload_optimizer.gradients = options.offload_gradients && config.stage >= 2;
+  if (options.delayed) config.offload_optimizer.delayed_update_after = 1;
+  config.optimizer_states = named(kFormats, options.states);
+  config.split_master_weights = options.split;
+  config.bf16_master_weights_and_grads = options.bf16_weights;
+  config.update_in_backward = options.in_backward;
+  if (options.in_backward) config.gradient_clipping = 0;
   config.bf16 = options.dtype == "bf16";
   config.fp16 = options.dtype == "fp16";
   config.seed_by_rank = true;
@@ -303,6 +366,7 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
 
   const double waited = ranks->wait_ms();
   const auto sent = group->traffic().total().link_bytes;
+  const auto exchanged = engine.host_traffic();
   const double computed = cpu_seconds();
   const auto requests = HostAllocator::instance().usage().system_requests;
   const auto begin = Clock::now();
@@ -320,6 +384,12 @@ Measurement measure(const Options& options, const Gpt2Config& sizes, const Train
   result.wait_share = (ranks->wait_ms() - waited) * 1e-3 / elapsed;
   result.link_megabytes = static_cast<double>(group->traffic().total().link_bytes - sent) * 1e-6 /
                           static_cast<double>(options.steps);
+  const auto steps = static_cast<double>(options.steps);
+  result.offload = {
+      .flops = result.step_flops,
+      .down = static_cast<double>(engine.host_traffic().down - exchanged.down) / steps,
+      .up = static_cast<double>(engine.host_traffic().up - exchanged.up) / steps,
+      .update = static_cast<double>(engine.host_update_bytes())};
   result.system_requests = HostAllocator::instance().usage().system_requests - requests;
   result.step_seconds =
       runs_ahead ? elapsed / static_cast<double>(options.steps) : summarize(seconds).median;
@@ -439,6 +509,17 @@ Json json_of(const train::RankMemory& memory) {
   return json;
 }
 
+/// The bound of a step, on the rank with the most to do.
+OffloadBound bound_of(const Series& series, const OffloadSpeeds& speeds) {
+  OffloadWork most;
+  for (const auto& rank : series.runs.back().ranks) {
+    for (const auto amount :
+         {&OffloadWork::flops, &OffloadWork::down, &OffloadWork::up, &OffloadWork::update})
+      most.*amount = std::max(most.*amount, rank.offload.*amount);
+  }
+  return {most, speeds};
+}
+
 Json json_of(const Series& series, const AllSeries& all) {
   const auto tax_beside = [&](const Series* reference) {
     return reference == nullptr ? Json() : tax(*reference, series).json();
@@ -521,6 +602,32 @@ void print_products(const AllSeries& all, double products, c10::Device device) {
   }
 }
 
+/// Prints what a step asks of each resource, and which of them binds it.
+void print_offload(const AllSeries& all, const OffloadSpeeds& speeds) {
+  fmt::print(
+      "\noffloading, a rank: {:.4g} TFLOP/s of products, {:.1f} GB/s to the host, {:.1f} GB/s to "
+      "the "
+      "device, {:.1f} GB/s of updates on the host\n{:<12} {:>10} {:>17} {:>17} {:>17} {:>10} {:>6} "
+      " "
+      "{}\n",
+      speeds.products * 1e-12, speeds.down * 1e-9, speeds.up * 1e-9, speeds.update * 1e-9, "",
+      "compute ms", "to the host", "to the device", "updates", "bound ms", "step", "bound by");
+  for (const auto& series : all) {
+    const auto bound = bound_of(series, speeds);
+    std::string cells;
+    for (const auto& resource : bound.resources) {
+      cells +=
+          &resource == bound.resources.data()
+              ? fmt::format(" {:>10.1f}", 1e3 * resource.seconds())
+              : fmt::format(" {:>17}", fmt::format("{:.3f} GB {:.1f} ms", resource.amount * 1e-9,
+                                                   1e3 * resource.seconds()));
+    }
+    const double least = 1e3 * bound.binds().seconds();
+    fmt::print("{:<12}{} {:>10.1f} {:>5.2f}x  {}\n", series.trainers.name(), cells, least,
+               series.summary(&Run::step_ms).median / least, bound.binds().name);
+  }
+}
+
 void print_memory(const AllSeries& all) {
   fmt::print("\npeak memory of a rank, formula beside\n{:<18}", "");
   for (const auto& series : all) fmt::print(" {:>25}", series.trainers.name());
@@ -572,16 +679,26 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
     fmt::print(
         "machine   {}\nmodel     {}, {} parameters, {}; micro-batch {}, sequence {}\n"
         "ranks     {}, each {} thread{}; {} rounds of {} steps after {} to warm up\n"
-        "operators {}\n\n",
+        "operators {}\n{}\n",
         describe(start), options.model, sizes.parameter_count(), options.dtype, options.micro_batch,
         options.seq, places_of(ranks->topology()), options.threads, options.threads == 1 ? "" : "s",
         options.rounds, options.steps, options.warmup,
         options.deterministic ? "the same bits each time (--deterministic)"
-                              : "the fastest; on a GPU some may give other bits each time");
+                              : "the fastest; on a GPU some may give other bits each time",
+        options.offloads() ? fmt::format("states    the optimizer's at {}, parameters at {}\n",
+                                         options.offload_optimizer, options.offload_param)
+                           : "");
     std::fflush(stdout);
   }
-  const bool with_products = options.mfu || !ranks->device().is_cpu();
+  const bool with_products = options.mfu || options.offloads() || !ranks->device().is_cpu();
   const double products = with_products ? measure_products(options, *ranks) : 0;
+  std::optional<OffloadSpeeds> speeds;
+  if (options.offloads()) {
+    const auto parameters = options.dtype == "bf16"   ? at::kBFloat16
+                            : options.dtype == "fp16" ? at::kHalf
+                                                      : at::kFloat;
+    speeds = measure_offload(*ranks, train::kDefaultOptimizer, parameters, products);
+  }
   AllSeries all{{Trainers{}}};
   if (options.lockstep) all.push_back({Trainers{.lockstep = true}});
   for (const int stage : options.stages) all.push_back({Trainers{.stage = stage}});
@@ -604,9 +721,13 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
   comm::agree_on_rank_zero(*ranks, "Writing the results", [&] {
     print_speed(all, ranks->topology().hosts);
     if (with_products) print_products(all, products, ranks->device());
+    if (speeds) print_offload(all, *speeds);
     print_memory(all);
     Json results = Json::array();
-    for (const auto& series : all) results.push_back(json_of(series, all));
+    for (const auto& series : all) {
+      results.push_back(json_of(series, all));
+      if (speeds) results.back()["offload"] = bound_of(series, *speeds).json();
+    }
     options.json.write("step", start,
                        {{"model", options.model},
                         {"parameters", all.front().runs.front().ranks.front().parameters},
@@ -623,6 +744,15 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
                         {"deterministic", options.deterministic},
                         {"device", ranks->device().str()},
                         {"products_flop_per_s", with_products ? Json(products) : Json()},
+                        {"offload_optimizer", options.offload_optimizer},
+                        {"offload_param", options.offload_param},
+                        {"offload_gradients", options.offload_gradients},
+                        {"delayed_update", options.delayed},
+                        {"update_in_backward", options.in_backward},
+                        {"optimizer_states", options.states},
+                        {"split_master_weights", options.split},
+                        {"bf16_weights", options.bf16_weights},
+                        {"offload_speeds", speeds ? speeds->json() : Json()},
                         {"bucket_size", options.bucket_size},
                         {"live_parameters", options.live_parameters}},
                        results);

@@ -18,6 +18,7 @@
 #include "zero/planner/budget.h"
 #include "zero/planner/goodput.h"
 #include "zero/planner/here.h"
+#include "zero/planner/operator_table.h"
 #include "zero/planner/papers.h"
 #include "zero/planner/planner.h"
 #include "zero/report/plan_picture.h"
@@ -38,7 +39,9 @@ constexpr const char* kDescription =
     "ds_config.json\n"
     "  zero plan --model gpt2-xl --batch 512 --seq 1024 --device h100 --hosts 4 --scale 8..4096\n"
     "  zero plan --model gpt2 --batch 64 --device h100 --tokens 10G --price 2.5 --svg plan.svg\n"
-    "  zero plan --model gpt2-nano --batch 16 --seq 256 --here\n\n"
+    "  zero plan --model gpt2-nano --batch 16 --seq 256 --here\n"
+    "  zero plan --model gpt2 --batch 8 --device h100 --operators --flops 800T --bandwidth "
+    "3TB/s\n\n"
     "Speeds are bytes a second (12GB/s) or bits (400Gbit). The columns:\n"
     "  device, host, disk  bytes of a rank there, at the most in a step\n"
     "  step                milliseconds, and those that operators take (compute), that are spent "
@@ -71,6 +74,8 @@ struct Options {
   double mtbf = 0;
   double checkpoint = 60;
   double restart = 300;
+  bool operators = false;
+  std::string flops, bandwidth;
   bool devices = false;
   bool papers = false;
   benchmarks::JsonFile json;
@@ -155,6 +160,20 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       ->check(positive());
   parser.add_option("--restart", o.restart, "Seconds from a failure until training goes on")
       ->check(not_negative());
+  const auto* operators = parser.add_flag(
+      "--operators", o.operators,
+      "Print instead what each kind of operator of one device's step moves and computes, and the "
+      "least time that this takes: to be laid beside a profile. --batch is the micro-batch");
+  const auto* flops =
+      parser
+          .add_option(
+              "--flops", o.flops,
+              "With --operators: FLOPs a second that products reach, as 800T; else what the "
+              "device reaches by --devices")
+          ->type_name("FLOPS");
+  const auto* bandwidth = parser.add_option(
+      "--bandwidth", o.bandwidth, "With --operators: bytes a second that other operators reach");
+  bandwidth->type_name("SPEED");
   parser.add_flag("--devices", o.devices, "List the devices, with the sources of their figures");
   parser.add_flag("--papers", o.papers, "Print the tables of papers beside what is predicted");
   o.json.add_to(parser);
@@ -164,6 +183,14 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   benchmarks::check_file("--out", o.out);
   benchmarks::check_file("--svg", o.svg);
   (void)quantity("--tokens", o.tokens, Quantity::count);
+  for (const auto* option : {flops, bandwidth}) {
+    if (option->count() > 0 && operators->count() == 0) {
+      throw ConfigError(fmt::format(
+          "{} is of --operators, which is not given. Give it too, or describe the machines in a "
+          "file for --hardware.",
+          option->get_name()));
+    }
+  }
   if (o.price > 0 && o.tokens.empty()) {
     throw ConfigError(fmt::format(
         "--price is {}, but there are no --tokens that could cost something. Give them, as 300G.",
@@ -247,6 +274,63 @@ plan::Cluster cluster_of(const Options& o) {
   if (o.stragglers > 0) differ.stragglers = o.stragglers;
   if (o.straggler_slower > 0) differ.slower = o.straggler_slower;
   return cluster;
+}
+
+/// The device of --operators: its speeds are those that operators reach.
+plan::Device device_of(const Options& o) {
+  auto device = cluster_of(o).device;
+  const double flops = quantity("--flops", o.flops, Quantity::flops);
+  const double bandwidth = speed_of("--bandwidth", o.bandwidth);
+  if (flops > 0) {
+    device.flops = device.flops_fp32 = flops;
+    device.products = 1;
+  }
+  if (bandwidth > 0) {
+    device.bandwidth = bandwidth;
+    device.streams = 1;
+  }
+  return device;
+}
+
+void print_operators(const Options& o, const LanguageModelConfig& sizes) {
+  const auto device = device_of(o);
+  const auto dtype = o.dtype == "fp32" ? at::kFloat : device.bf16 ? at::kBFloat16 : at::kHalf;
+  const double flops = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * device.products;
+  const auto rows = plan::operator_rows(
+      plan::trace(sizes, o.batch, o.seq, 0, {.dtype = dtype, .host = device.cpu}), device, dtype);
+  double seconds = 0;
+  for (const auto& row : rows) seconds += row.seconds;
+  fmt::print(
+      "{} in {}, {} sequences of {} tokens on one {}: {:.4g} TFLOP/s, {:.4g} GB/s\n\n{:>9} {:>6} "
+      "{:>10} {:>10}  {:<7} {:<9} {:<46} {}\n",
+      o.model, c10::toString(dtype), o.batch, o.seq, device.name, flops * 1e-12,
+      device.bandwidth * device.streams * 1e-9, "ms", "count", "GFLOP", "MB", "bound", "pass",
+      "operator", "module");
+  Json results = Json::array();
+  for (const auto& row : rows) {
+    const bool by_memory = row.memory_seconds > row.seconds / 2;
+    fmt::print("{:>9.3f} {:>6} {:>10.1f} {:>10.1f}  {:<7} {:<9} {:<46} {}\n", 1e3 * row.seconds,
+               row.count, row.flops * 1e-9, row.bytes * 1e-6, by_memory ? "memory" : "compute",
+               row.backward ? "backward" : "forward", row.name, row.module);
+    results.push_back({{"operator", row.name},
+                       {"module", row.module},
+                       {"backward", row.backward},
+                       {"count", row.count},
+                       {"flops", row.flops},
+                       {"bytes", row.bytes},
+                       {"ms", 1e3 * row.seconds},
+                       {"memory_ms", 1e3 * row.memory_seconds}});
+  }
+  fmt::print("{:>9.3f} ms together: {:.0f} tokens a second at the most\n", 1e3 * seconds,
+             static_cast<double>(o.batch * o.seq) / seconds);
+  o.json.write("operators", benchmarks::machine(),
+               {{"model", o.model},
+                {"micro_batch", o.batch},
+                {"seq", o.seq},
+                {"dtype", c10::toString(dtype)},
+                {"flop_per_s", flops},
+                {"bytes_per_s", device.bandwidth * device.streams}},
+               results);
 }
 
 std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
@@ -368,6 +452,10 @@ int run(const Arguments& arguments) {
                                   o.model, sizes->context()));
   }
   sizes->set_dropout(0);
+  if (o.operators) {
+    print_operators(o, *sizes);
+    return 0;
+  }
   std::vector<plan::Updates> updates;
   for (const auto& name : o.updates) updates.push_back(plan::updates_named(name));
   const plan::Question question{.trace = plan::tracer(*sizes, o.seq),

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from gpt2 import Block, Gpt2
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 # Width, layers, heads: Gpt2Config::preset of zero/models/gpt2.
 SIZES = {"gpt2-nano": (384, 6, 6), "gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25)}
@@ -41,6 +41,8 @@ def sharded(options: argparse.Namespace, device: torch.device) -> Gpt2:
     settings = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
     if options.dtype == "bf16":  # fp32 shards; operators, gathers and reductions in bf16
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    if options.offload:
+        settings["offload_policy"] = CPUOffloadPolicy()
     for module in model.modules():
         if isinstance(module, Block):
             fully_shard(module, **settings, reshard_after_forward=options.stage == 3)
@@ -62,7 +64,11 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--offload", action="store_true",
+                        help="parameters, gradients and the optimizer on the host (CPUOffloadPolicy), where torch updates; on CUDA")
     options = parser.parse_args()
+    if options.offload and options.device != "cuda":
+        parser.error("--offload is of --device cuda: on the CPU all is on the host")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     device = torch.device("cpu")
     if options.device == "cuda":
@@ -71,7 +77,8 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         torch.cuda.reset_peak_memory_stats(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group("cpu:gloo,cuda:nccl" if options.offload else backend)  # the norm is of gradients on the host
 
     model = sharded(options, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -94,7 +101,7 @@ def main() -> None:
     seconds = (time.perf_counter() - begin) / options.steps
     if dist.get_rank() == 0:
         print(json.dumps({
-            "run": f"FSDP2, stage {options.stage}",
+            "run": f"FSDP2, stage {options.stage}" + (", all on the host" if options.offload else ""),
             "torch": torch.__version__,
             "ranks": dist.get_world_size(),
             "step_ms": seconds * 1000,

@@ -7,6 +7,9 @@
 #include "zero/optim/device_elements.h"
 
 namespace zero::cuda {
+
+using optim::device::NormArrays;
+
 namespace {
 
 using optim::kernels::kNormBlock;
@@ -31,24 +34,30 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Numbers>
-__global__ void __launch_bounds__(kWarps* kWarp)
-    norm_kernel(const typename Numbers::Stored* values, int64_t numel, double* sums) {
+__global__ void __launch_bounds__(kWarps* kWarp) norm_kernel(const NormArrays given, double* sums) {
   __shared__ double partial[kWarps][kNormLanes];
   const auto warp = threadIdx.x / kWarp;
   const auto lane = threadIdx.x % kWarp;
   const int64_t block = thread_index() / kWarp;
-  const int64_t begin = block * kNormBlock;
-  if (begin >= numel) return;  // all lanes of the warp
-  const int64_t count = numel - begin < kNormBlock ? numel - begin : kNormBlock;
-  partial[warp][lane] = optim::device::lane_squares<Numbers>(values + begin, count, lane);
+  if (block >= given.blocks) return;  // all lanes of the warp
+  const auto& array = given.arrays[given.of_block(block)];
+  const int64_t begin = (block - array.first_block) * kNormBlock;
+  const int64_t count = array.numel - begin < kNormBlock ? array.numel - begin : kNormBlock;
+  partial[warp][lane] = optim::device::lane_squares<Numbers>(
+      static_cast<const typename Numbers::Stored*>(array.values) + begin, count, lane);
   __syncwarp();
   if (lane == 0) sums[block] = optim::device::add_in_order(0, partial[warp], kNormLanes);
 }
 
-/// One thread block: its threads fetch the sums of blocks, and one of them adds these.
+/// A thread block for each array: its threads fetch the sums of blocks, and one of them adds these.
 __global__ void __launch_bounds__(kThreads)
-    norm_total_kernel(const double* sums, int64_t count, double* into) {
+    norm_total_kernel(const NormArrays given, const NormRowNumbers rows, const double* all,
+                      double* results) {
   __shared__ double fetched[kThreads];
+  const int array = static_cast<int>(blockIdx.x);
+  const auto* const sums = all + given.arrays[array].first_block;
+  const int64_t count = given.blocks_of(array);
+  auto* const into = results + int64_t{2} * rows.rows[array];
   double total = 0;
   for (int64_t begin = 0; begin < count; begin += kThreads) {
     const int64_t rest = count - begin < kThreads ? count - begin : kThreads;
@@ -83,17 +92,23 @@ int64_t norm_blocks(int64_t numel) { return ceil_div(numel, kNormBlock); }
 
 void squared_norm(const void* values, c10::ScalarType dtype, int64_t numel, double* workspace,
                   double* sums, cudaStream_t stream) {
-  const int64_t blocks = norm_blocks(numel);
-  if (blocks > 0) {
+  NormArrays one;
+  one.add(values, numel);
+  squared_norms(one, dtype, {}, workspace, sums, stream);
+}
+
+void squared_norms(const NormArrays& arrays, c10::ScalarType dtype, const NormRowNumbers& rows,
+                   double* workspace, double* sums, cudaStream_t stream) {
+  if (arrays.count == 0) return;
+  if (arrays.blocks > 0) {
     optim::device::with_numbers(dtype, [&](auto numbers) {
-      using Numbers = decltype(numbers);
-      const auto groups = static_cast<unsigned>(ceil_div(blocks, kWarps));
-      norm_kernel<Numbers><<<groups, kWarps * kWarp, 0, stream>>>(
-          static_cast<const typename Numbers::Stored*>(values), numel, workspace);
+      const auto groups = static_cast<unsigned>(ceil_div(arrays.blocks, kWarps));
+      norm_kernel<decltype(numbers)><<<groups, kWarps * kWarp, 0, stream>>>(arrays, workspace);
       C10_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }
-  norm_total_kernel<<<1, kThreads, 0, stream>>>(workspace, blocks, sums);
+  norm_total_kernel<<<static_cast<unsigned>(arrays.count), kThreads, 0, stream>>>(arrays, rows,
+                                                                                  workspace, sums);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

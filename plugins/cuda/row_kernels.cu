@@ -71,7 +71,7 @@ void add_parts(const float* parts, int64_t count, int64_t columns, void* first, 
 
 template <class Numbers>
 struct NormArrays {
-  const typename Numbers::Stored *dy, *x, *weight;
+  const typename Numbers::Stored *dy, *x, *weight, *more;  // more may be null
   const float *mean, *rstd;
   typename Numbers::Stored* dx;
   int64_t rows, columns;
@@ -86,8 +86,8 @@ __device__ float add_warp(float value) {
 
 template <class Numbers>
 struct NormForward {
-  const typename Numbers::Stored *x, *weight, *bias;
-  typename Numbers::Stored* y;
+  const typename Numbers::Stored *x, *weight, *bias, *branch;  // branch may be null
+  typename Numbers::Stored *y, *sum;
   float *mean, *rstd;
   int64_t rows, columns;
   float eps;
@@ -110,7 +110,14 @@ __global__ void __launch_bounds__(kWarp* kRowLanes)
   };
   packs::Pack<float, kCount> x[kPacks];
   each([&](int pack) {
-    x[pack] = packs::widened<Numbers, kCount>(arrays.x + row * arrays.columns + column(pack));
+    const int64_t at = row * arrays.columns + column(pack);
+    auto stored = optim::device::load<kCount>(arrays.x + at);
+    if (arrays.branch != nullptr) {
+      stored = layer_norm_elements::added<Numbers, kCount>(
+          optim::device::load<kCount>(arrays.branch + at), stored);
+      optim::device::store(stored, arrays.sum + at);
+    }
+    x[pack] = packs::widened<Numbers, kCount>(stored);
   });
   const float one = 1.0F / static_cast<float>(arrays.columns);
   float sum = 0;
@@ -176,8 +183,12 @@ __global__ void __launch_bounds__(kMostThreads)
       if (!inside || row >= arrays.rows) continue;
       Sums whole;
       for (int warp = 0; warp < warps; ++warp) whole = join(whole, found[turn][r][warp]);
-      optim::device::store(layer_norm_elements::dx_of(shares[r], weight, whole, arrays.columns),
-                           arrays.dx + row * arrays.columns + column);
+      const int64_t at = row * arrays.columns + column;
+      packs::Pack<float, kCount> more{};
+      if (arrays.more != nullptr) more = packs::widened<Numbers, kCount>(arrays.more + at);
+      optim::device::store(
+          layer_norm_elements::dx_of(shares[r], weight, whole, arrays.columns, more),
+          arrays.dx + at);
     }
   }
   if (!inside) return;
@@ -190,6 +201,13 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 }  // namespace
+
+void add_parts(const float* parts, int64_t count, int64_t columns, void* first, void* second,
+               c10::ScalarType dtype, cudaStream_t stream) {
+  optim::device::with_numbers(dtype, [&](auto numbers) {
+    add_parts<decltype(numbers)>(parts, count, columns, first, second, stream);
+  });
+}
 
 int64_t column_sum_parts(int64_t rows) {
   constexpr int64_t kRowsOfAThread = 8, kMost = 128;
@@ -232,14 +250,16 @@ bool layer_norm(const NormRows& rows, double eps, float* mean, float* rstd, void
     const NormForward<Numbers> arrays{static_cast<const Stored*>(rows.x),
                                       static_cast<const Stored*>(rows.weight),
                                       static_cast<const Stored*>(rows.bias),
+                                      static_cast<const Stored*>(rows.branch),
                                       static_cast<Stored*>(y),
+                                      static_cast<Stored*>(rows.sum),
                                       mean,
                                       rstd,
                                       rows.rows,
                                       rows.columns,
                                       static_cast<float>(eps)};
     if (rows.columns % kCount != 0 ||
-        !packs::aligned(arrays.x, arrays.weight, arrays.bias, arrays.y))
+        !packs::aligned(arrays.x, arrays.weight, arrays.bias, arrays.branch, arrays.y, arrays.sum))
       return;
     const auto blocks = static_cast<unsigned>(ceil_div(rows.rows, kRowLanes));
     const auto packs_of_lane = ceil_div(rows.columns, int64_t{kWarp} * kCount);
@@ -276,13 +296,14 @@ bool layer_norm_backward(const NormRows& rows, float* parts, cudaStream_t stream
     const NormArrays<Numbers> arrays{static_cast<const Stored*>(rows.dy),
                                      static_cast<const Stored*>(rows.x),
                                      static_cast<const Stored*>(rows.weight),
+                                     static_cast<const Stored*>(rows.more),
                                      rows.mean,
                                      rows.rstd,
                                      static_cast<Stored*>(rows.dx),
                                      rows.rows,
                                      rows.columns};
     fits = threads <= kMostThreads && rows.columns % kCount == 0 &&
-           packs::aligned(arrays.dy, arrays.x, arrays.weight, arrays.dx);
+           packs::aligned(arrays.dy, arrays.x, arrays.weight, arrays.more, arrays.dx);
     if (!fits) return;
     const auto count = layer_norm_parts(rows.rows);
     layer_norm_kernel<Numbers>

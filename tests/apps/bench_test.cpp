@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -362,6 +363,32 @@ TEST_F(Bench, TimelineSaysWhichSpeedIsMissing) {
   EXPECT_TRUE(std::filesystem::is_symlink(link));
   EXPECT_THAT(error({"timeline", "--flops", "1T", "--model", tiny_model(), "--seq", "65"}),
               AllOf(HasSubstr("--seq is 65"), HasSubstr("64")));
+}
+
+TEST_F(Bench, StepSaysWhatBindsOffloadedStates) {
+  const auto json = measure(
+      {"step", "--model", tiny_model(), "--seq", "16", "--steps", "2", "--rounds", "1", "--stages",
+       "2,3", "--dtype", "bf16", "--offload-optimizer", "cpu", "--offload-param", "cpu"},
+      {"states    the optimizer's at cpu, parameters at cpu", "bound by", "updates on the host"});
+  const auto number = [](const Json& value) { return value.get<double>(); };
+  // Two passes of each step gather all parameters, and the update returns none where they are on
+  // the host; gradients of 2 or 4 bytes come down.
+  for (const auto& r : json["results"]) {
+    const auto& offload = r["offload"];
+    const auto& resources = offload["resources"];
+    const double parameters = number(json["options"]["parameters"]);
+    const double ranks = r["run"] == "independent" ? 1 : 2;
+    EXPECT_GE(number(resources["to the host"]["amount"]), 2 * parameters / ranks) << r;
+    EXPECT_GE(number(resources["to the device"]["amount"]), 2 * parameters / ranks) << r;
+    EXPECT_GE(number(resources["updates on the host"]["amount"]), 28 * parameters / ranks) << r;
+    double most = 0;
+    for (const auto& [name, resource] : resources.items())
+      most = std::max(most, number(resource["ms"]));
+    EXPECT_DOUBLE_EQ(number(offload["ms"]), most);
+    EXPECT_EQ(number(resources[offload["binds"]]["ms"]), most);
+  }
+  EXPECT_THAT(error({"step", "--model", tiny_model(), "--seq", "8", "--bf16-weights"}),
+              HasSubstr("--bf16-weights needs --dtype bf16"));
 }
 
 TEST_F(Bench, SaysWhatItCannotUse) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -204,6 +205,32 @@ TEST(Plan, NamesWhatItCannotUse) {
             "--host-memory", "4GB", "--out", "/tmp/never.json"});
   EXPECT_EQ(nothing.status, 2) << nothing.out;
   EXPECT_THAT(nothing.err, HasSubstr("Nothing fits"));
+}
+
+// A product of the blocks of GPT-2: 6 x 8 x 1024 x 768 x 3072 FLOPs a layer, forward and backward.
+TEST(Plan, PrintsWhatEachOperatorTakes) {
+  const TemporaryFolder folder;
+  const std::string json = folder / "operators.json";
+  const auto outcome = plan({"--model", "gpt2", "--batch", "8", "--device", "h100", "--operators",
+                             "--flops", "800T", "--bandwidth", "3TB/s", "--json", json});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("zero::softmax_cross_entropy_"));
+  const auto file = nlohmann::json::parse(read_file(json));
+  double products = 0;
+  double update = 0;
+  for (const auto& row : file.at("results")) {
+    const auto name = row.at("operator").get<std::string>();
+    const double flops = row.at("flops");
+    const double bytes = row.at("bytes");
+    if (row.at("module") == "h.*.mlp.c_proj") products += flops;
+    if (name == "zero::update_") update = bytes;
+    // No row takes less than both of its bounds.
+    const double least = std::max(flops / 800e12, bytes / 3e12) * 1e3;
+    EXPECT_GE(row.at("ms").get<double>(), least * (1 - 1e-9)) << name;
+  }
+  EXPECT_GE(products, 12 * 6.0 * 8 * 1024 * 768 * 3072);
+  EXPECT_NEAR(update / (28 * 124439808.0), 1, 1e-3);
+  EXPECT_THAT(plan({"--flops", "800T"}).err, HasSubstr("--flops is of --operators"));
 }
 
 TEST(Plan, PrintsDevicesAndPapers) {

@@ -51,7 +51,10 @@
 #include "zero/models/layers/cross_entropy.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/layer_norm.h"
+#include "zero/models/layers/rms_norm.h"
+#include "zero/models/layers/rotary.h"
 #include "zero/models/layers/softmax.h"
+#include "zero/models/layers/swiglu.h"
 #include "zero/optim/operators.h"
 #include "zero/optim/sweeps.h"
 #ifdef ZERO_CHECK_SIMULATED
@@ -133,7 +136,7 @@ class DeviceShard {
   void update(const Optimizer& optimizer, int64_t step, double scale) {
     arrays_[gradient_]->fill(shard_.operands.gradient);
     operands_.gradient_limit = shard_.operands.gradient_limit;
-    optim::enqueue_update(optimizer, step, optim::lr(optimizer), scale, operands_);
+    optim::enqueue_update(optimizer, {step, optim::lr(optimizer)}, scale, operands_);
   }
   // Into the shard's arrays.
   void read() {
@@ -229,6 +232,29 @@ TEST(DeviceKernels, AddSquaresAsTheCpuInBitsAndSayWhetherAllIsFinite) {
           if (HasFailure()) return;
         }
       }
+    }
+  }
+}
+
+TEST(DeviceKernels, AddSquaresOfManyArraysAtOnceAsOneByOne) {
+  std::vector<Tensor> there;
+  std::vector<optim::SquaredNorm> expected;
+  at::manual_seed(3);
+  for (int i = 0; i < 300; ++i) {
+    const auto dtype = optim::dtypes()[static_cast<size_t>(i) % optim::dtypes().size()];
+    auto values = at::randn({i % 7 == 0 ? 0 : 1 + i * 211}).to(dtype);
+    if (i == 100) values[50].fill_(std::numeric_limits<float>::infinity());
+    expected.push_back(optim::squared_norm(values.const_data_ptr(), dtype, values.numel()));
+    there.push_back(values.to(device()));
+  }
+  const auto sums = at::full({300, 2}, -1, at::TensorOptions(at::kDouble).device(device()));
+  optim::squared_norms(there, sums);
+  const auto found = sums.cpu();
+  for (int64_t i = 0; i < 300; ++i) {
+    const auto& one = expected[static_cast<size_t>(i)];
+    EXPECT_EQ(found[i][1].item<double>(), one.finite ? 0 : 1) << i;
+    if (one.finite) {
+      EXPECT_EQ(found[i][0].item<double>(), one.sum) << i;
     }
   }
 }
@@ -352,6 +378,41 @@ TEST(DeviceKernels, LayerNormIsLibTorchs) {
   }
 }
 
+TEST(DeviceKernels, LayerNormOfASumIsThatOfLibTorch) {
+  for (const auto dtype : optim::dtypes()) {
+    if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;
+    const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-9 : 0x1p-6;
+    for (const int64_t rows : {1, 7, 1003}) {
+      for (const int64_t columns : {64, 768, 1600, 4096}) {
+        at::manual_seed(rows);
+        const auto x = at::randn({rows, columns}).mul_(3).add_(1).to(dtype);
+        const auto branch = at::randn({rows, columns}).to(dtype);
+        const auto dy = at::randn({rows, columns}).to(dtype);
+        const auto dsum = at::randn({rows, columns}).to(dtype);
+        const auto weight = at::randn({columns}).to(dtype);
+        const auto gradients = [&](c10::Device where, at::ScalarType as) {
+          const auto there = [&](const Tensor& t) { return t.to(where).to(as).detach(); };
+          const auto leaf = [&](const Tensor& t) { return there(t).requires_grad_(); };
+          const auto a = leaf(x), r = leaf(branch), w = leaf(weight),
+                     b = leaf(at::zeros({columns}));
+          const auto both = add_layer_norm(r * 1, a, w, b, 1e-5);
+          at::sum(both.norm * there(dy) + both.sum * there(dsum)).backward();
+          return std::array{both.sum.detach(), both.norm.detach(), a.grad(),
+                            r.grad(),          w.grad(),           b.grad()};
+        };
+        const auto expected = gradients(c10::kCPU, at::kDouble);
+        const auto found = gradients(device(), dtype);
+        for (size_t i = 0; i < found.size(); ++i) {
+          const auto apart = (found[i].cpu().to(at::kDouble) - expected[i]).norm().item<double>();
+          EXPECT_LE(apart, unit * expected[i].norm().item<double>()) << fmt::format(
+              "{}, {} rows of {}, result {}", c10::toString(dtype), rows, columns, i);
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(DeviceKernels, GeluIsLibTorchs) {
   for (const auto dtype : optim::dtypes()) {
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
@@ -377,6 +438,74 @@ TEST(DeviceKernels, GeluIsLibTorchs) {
       const auto again = tanh_gelu_again(there.detach(), dx);
       EXPECT_TRUE(at::equal(again, y.detach()));
       EXPECT_TRUE(at::equal(dx, there.grad()));
+    }
+  }
+}
+
+// The results of a layer and its inputs' gradients, on the device and in fp32 on the CPU.
+using Layer = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
+void expect_as_on_the_cpu(const std::vector<Tensor>& inputs, const Layer& layer,
+                          const std::string& what) {
+  const auto dtype = inputs.front().scalar_type();
+  const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-9 : 0x1p-6;
+  const auto run = [&](c10::Device where, at::ScalarType as) {
+    std::vector<Tensor> leaves;
+    for (const auto& input : inputs)
+      leaves.push_back(input.to(where).to(as).detach().requires_grad_());
+    auto all = layer(leaves);
+    auto sum = at::zeros({}, at::TensorOptions(as).device(where));
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto phase = static_cast<double>(i);
+      const auto wave = at::sin(at::arange(all[i].numel(), at::kFloat) * 0.7 + phase);
+      sum = sum + (all[i] * wave.view(all[i].sizes()).to(dtype).to(as).to(where)).sum();
+    }
+    sum.backward();
+    for (const auto& leaf : leaves) all.push_back(leaf.grad());
+    return all;
+  };
+  const auto expected = run(c10::kCPU, at::kFloat);
+  const auto found = run(device(), dtype);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto there = expected[i].detach().to(at::kDouble);
+    const auto apart = (found[i].detach().cpu().to(at::kDouble) - there).norm().item<double>();
+    EXPECT_LE(apart, unit * there.norm().item<double>()) << what << ", result " << i;
+  }
+}
+
+TEST(DeviceKernels, LayersOfLlamaAreTheCpus) {
+  for (const auto dtype : optim::dtypes()) {
+    if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;
+    for (const int64_t rows : {1, 37, 1003}) {
+      for (const int64_t columns : {64, 768, 4096}) {
+        at::manual_seed(rows);
+        const auto what = fmt::format("{}, {} rows of {}", c10::toString(dtype), rows, columns);
+        const auto make = [&] { return at::randn({rows, columns}).to(dtype); };
+        for (const auto scale : {NormScale::weight, NormScale::weight_and_one}) {
+          expect_as_on_the_cpu(
+              {make(), make(), at::randn({columns}).to(dtype)},
+              [&](const auto& in) {
+                const auto [sum, norm] = add_rms_norm(in[0] * 1, in[1], in[2], 1e-5, scale);
+                return std::vector{sum, norm, rms_norm(sum, in[2], 1e-5, scale)};
+              },
+              what);
+        }
+        expect_as_on_the_cpu(
+            {make(), make()},
+            [](const auto& in) {
+              return std::vector{swiglu(in[0], in[1]), geglu(in[1], in[0])};
+            },
+            what);
+        const auto table = rotary_table({}, 64, rows, rows, c10::kCPU);
+        expect_as_on_the_cpu(
+            {make().view({1, rows, columns / 64, 64})},
+            [&](const auto& in) {
+              const auto there = in[0].device();
+              return std::vector{rotate(in[0], {table.cosines.to(there), table.sines.to(there)},
+                                        in[0].scalar_type())};
+            },
+            what);
+        if (HasFailure()) return;
+      }
     }
   }
 }

@@ -15,10 +15,16 @@
 #include "tests/optim/test_arrays.h"
 #include "tests/optim/test_shard.h"
 #include "zero/models/layers/column_sums_elements.h"
+#include "zero/models/layers/gate_elements.h"
 #include "zero/models/layers/gelu_elements.h"
 #include "zero/models/layers/layer_norm_elements.h"
+#include "zero/models/layers/rms_norm.h"
+#include "zero/models/layers/rms_norm_elements.h"
+#include "zero/models/layers/rotary.h"
+#include "zero/models/layers/rotary_elements.h"
 #include "zero/models/layers/softmax.h"
 #include "zero/models/layers/softmax_elements.h"
+#include "zero/models/layers/swiglu.h"
 #include "zero/optim/device_elements.h"
 #include "zero/optim/sweeps.h"
 
@@ -94,6 +100,70 @@ TEST(CudaElements, UpdateAsTheReferenceInBitsForEveryDtypeTailAndAlignment) {
   }
 }
 
+/// A shard whose master weights are split: the parameter has the upper halves. All arrays begin
+/// `offset` elements behind a place at which packs begin.
+struct SplitShard : Shard {
+  SplitShard(const Optimizer& optimizer, int64_t numel, int64_t offset,
+             c10::ScalarType gradient_dtype, bool special)
+      : Shard(optimizer, numel, offset, gradient_dtype, c10::ScalarType::BFloat16, special),
+        m(numel, offset),
+        v(numel, offset),
+        g16(numel, offset),
+        upper(numel, offset),
+        lower(numel, offset) {
+    split(operands.master, upper.data(), lower.data(), numel);
+    operands.master = nullptr;
+    operands.lower = lower.data();
+    operands.parameter = upper.data();
+    if (gradient_dtype != c10::ScalarType::Float) operands.gradient = g16.data();
+    const std::array<float*, kMostStates> states{m.data(), v.data()};
+    for (size_t s = 0; s < states.size(); ++s) {
+      if (!operands.state[s]) continue;
+      std::copy_n(operands.state[s], numel, states[s]);
+      operands.state[s] = states[s];
+    }
+  }
+  float whole(int64_t i) { return join({upper.data()[i], lower.data()[i]}); }
+  Array<float> m, v;
+  Array<uint16_t> g16, upper, lower;
+};
+
+TEST(CudaElements, UpdateSplitMasterWeightsAsTheReferenceInBits) {
+  for (const auto& [name, optimizer] : optimizers()) {
+    if (reach(optimizer) != Reach::element) continue;
+    for (const bool special : {false, true}) {
+      for (const auto gradient : dtypes()) {
+        for (const int64_t numel : {0, 1, 4, 7, 1003}) {
+          for (const int64_t offset : {0, 3}) {
+            SplitShard expected(optimizer, numel, offset, gradient, special);
+            SplitShard shard(optimizer, numel, offset, gradient, special);
+            for (const int64_t step : {1, 2}) {
+              expected.new_gradient(static_cast<uint32_t>(20 + step), special);
+              shard.new_gradient(static_cast<uint32_t>(20 + step), special);
+              update_reference(optimizer, step, lr(optimizer), 0.37, expected.operands);
+              update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, shard.operands);
+            }
+            const auto what = name + " " + c10::toString(gradient) + " numel " +
+                              std::to_string(numel) + " offset " + std::to_string(offset);
+            EXPECT_EQ(device::is_aligned(shard.operands), offset == 0) << what;
+            for (int64_t i = 0; i < numel; ++i) {
+              ASSERT_TRUE(same(shard.whole(i), expected.whole(i))) << what << " element " << i;
+              for (const size_t s : {0, 1}) {
+                if (!shard.operands.state[s]) continue;
+                ASSERT_TRUE(same(shard.operands.state[s][i], expected.operands.state[s][i]))
+                    << what << " state " << s << " element " << i;
+              }
+            }
+            EXPECT_TRUE(shard.lower.guards_intact() && shard.upper.guards_intact() &&
+                        shard.m.guards_intact() && shard.v.guards_intact())
+                << what;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Shard's arrays begin at different places in a line, so that here all do at a pack's.
 TEST(CudaElements, TakeSeveralElementsAtOnceWhereAllArraysAreAlignedAndGiveTheSameBits) {
   const auto bf16 = c10::ScalarType::BFloat16;
@@ -151,6 +221,41 @@ TEST(CudaElements, TakeSeveralElementsAtOnceWhereAllArraysAreAlignedAndGiveTheSa
   }
 }
 
+// The arrays of both sweeps lie as in the update of a matrix: the directions are fp32.
+TEST(CudaElements, MuonsSweepsAsTheReferencesInBits) {
+  for (const bool nesterov : {false, true}) {
+    const Optimizer optimizer = Muon{.lr = 1e-2, .weight_decay = 0.1, .nesterov = nesterov};
+    for (const auto gradient : dtypes()) {
+      for (const auto parameter : dtypes()) {
+        for (const int64_t numel : {0, 1, 67, 1003}) {
+          Shard expected(optimizer, numel, 0, gradient, parameter, true);
+          Shard shard(optimizer, numel, 0, gradient, parameter, true);
+          Array<float> there(numel, 0), here(numel, 3);
+          Findings findings{.direction = there.data()};
+          first_sweep_reference(optimizer, 2, 0.37, expected.operands, findings);
+          auto first = shard.operands;
+          first.master = here.data();
+          first.parameter = nullptr;
+          update_by_threads(optimizer, {.step = 2, .sweep = Sweep::first}, 0.37F, first);
+          for (auto* const of : {&expected, &shard}) {
+            of->operands.gradient = of == &shard ? here.data() : there.data();
+            of->operands.gradient_dtype = c10::ScalarType::Float;
+          }
+          second_sweep_reference(optimizer, 2, 1e-2, 0.7, expected.operands);
+          update_by_threads(optimizer, {2, 1e-2, 0.7, Sweep::second}, 1, shard.operands);
+          for (int64_t i = 0; i < numel; ++i)
+            ASSERT_TRUE(same(here.data()[i], there.data()[i])) << "direction " << i;
+          expect_same(shard, expected,
+                      std::string(c10::toString(gradient)) + " to " + c10::toString(parameter) +
+                          " numel " + std::to_string(numel));
+          EXPECT_TRUE(here.guards_intact());
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST(CudaElements, WidenAndNarrowEveryNumberAsLibTorchDoes) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const auto stored = static_cast<uint16_t>(bits);
@@ -192,6 +297,28 @@ TEST(CudaElements, AddSquaresInTheOrderOfTheCpu) {
       }
     }
   }
+}
+
+TEST(CudaElements, BlocksOfSeveralNormsFindTheirArrays) {
+  device::NormArrays arrays;
+  std::vector<int> expected;  // by block
+  const std::vector<int64_t> sizes{0,     1, kernels::kNormBlock, kernels::kNormBlock + 1, 0, 0,
+                                   50001, 7};
+  for (int turn = 0; turn < device::NormArrays::kMost; ++turn) {
+    const int64_t numel = sizes[static_cast<size_t>(turn) % sizes.size()];
+    arrays.add(nullptr, numel);
+    const int64_t blocks = at::ceil_div(numel, kernels::kNormBlock);
+    expected.insert(expected.end(), static_cast<size_t>(blocks), turn);
+  }
+  ASSERT_EQ(arrays.blocks, static_cast<int64_t>(expected.size()));
+  for (int64_t block = 0; block < arrays.blocks; ++block) {
+    const int found = arrays.of_block(block);
+    ASSERT_EQ(found, expected[static_cast<size_t>(block)]) << "block " << block;
+    ASSERT_LT(block - arrays.arrays[found].first_block, arrays.blocks_of(found));
+  }
+  int64_t blocks = 0;
+  for (int i = 0; i < arrays.count; ++i) blocks += arrays.blocks_of(i);
+  EXPECT_EQ(blocks, arrays.blocks);
 }
 
 // The steps of a row's kernel: every thread reads its share, warps of 32 and then their parts are
@@ -384,9 +511,10 @@ TEST(CudaElements, ColumnSumsAsTheReferenceForEveryDtypeAndNumberOfRows) {
 }
 
 // As the kernel of layer norm's backward pass: a thread for each pack of columns.
+// `more` may be undefined.
 std::array<at::Tensor, 3> layer_norm_by_threads(const at::Tensor& dy, const at::Tensor& x,
                                                 const at::Tensor& mean, const at::Tensor& rstd,
-                                                const at::Tensor& weight) {
+                                                const at::Tensor& weight, const at::Tensor& more) {
   const int64_t rows = x.size(0), columns = x.size(1);
   auto dx = at::empty_like(x);
   auto dweight = at::empty({columns}, at::kFloat), dbias = at::empty({columns}, at::kFloat);
@@ -415,8 +543,11 @@ std::array<at::Tensor, 3> layer_norm_by_threads(const at::Tensor& dy, const at::
                                                  gradients[static_cast<size_t>(column / kCount)]));
       }
       for (int64_t column = 0; column < columns; column += kCount) {
-        device::store(layer_norm_elements::dx_of(share(column), weights(column), whole, columns),
-                      at_column(dx, row, column));
+        packs::Pack<float, kCount> other{};
+        if (more.defined()) other = packs::widened<Numbers, kCount>(at_column(more, row, column));
+        device::store(
+            layer_norm_elements::dx_of(share(column), weights(column), whole, columns, other),
+            at_column(dx, row, column));
       }
     }
     for (int64_t column = 0; column < columns; ++column) {
@@ -428,9 +559,27 @@ std::array<at::Tensor, 3> layer_norm_by_threads(const at::Tensor& dy, const at::
   return {dx, dweight, dbias};
 }
 
-at::Tensor layer_norm_forward_by_threads(const at::Tensor& x, const at::Tensor& weight,
+// Returns the norm of x, or of x + branch if there is one, which then goes to `sum`.
+at::Tensor layer_norm_forward_by_threads(const at::Tensor& branch, const at::Tensor& given,
+                                         at::Tensor& sum_of_both, const at::Tensor& weight,
                                          const at::Tensor& bias, double eps) {
-  const int64_t rows = x.size(0), columns = x.size(1);
+  const int64_t rows = given.size(0), columns = given.size(1);
+  auto x = given;
+  if (branch.defined()) {
+    x = sum_of_both = at::empty_like(given);
+    device::with_numbers(x.scalar_type(), [&]<class Numbers>(Numbers) {
+      using Stored = typename Numbers::Stored;
+      constexpr int kCount = packs::kWidth<Numbers>;
+      for (int64_t i = 0; i < x.numel(); i += kCount) {
+        const auto place = [&](const at::Tensor& array) {
+          return static_cast<Stored*>(array.data_ptr()) + i;
+        };
+        device::store(layer_norm_elements::added<Numbers, kCount>(
+                          device::load<kCount>(place(branch)), device::load<kCount>(place(given))),
+                      place(x));
+      }
+    });
+  }
   auto y = at::empty_like(x);
   device::with_numbers(x.scalar_type(), [&]<class Numbers>(Numbers) {
     using Stored = typename Numbers::Stored;
@@ -476,18 +625,191 @@ TEST(CudaElements, LayerNormAsTheReferenceForEveryDtype) {
       const auto x64 = wide(x), weight64 = wide(weight), bias64 = wide(bias);
       const auto y64 = at::layer_norm(x64, {columns}, weight64, bias64, 1e-5);
       y64.backward(dy.to(at::kDouble));
-      const auto y = layer_norm_forward_by_threads(x, weight, bias, 1e-5);
+      at::Tensor sum;
+      const auto y = layer_norm_forward_by_threads({}, x, sum, weight, bias, 1e-5);
       EXPECT_LE((y.to(at::kDouble) - y64.detach()).norm().item<double>(),
                 unit * y64.norm().item<double>())
           << c10::toString(dtype) << ", " << columns << " columns";
       const auto mean = x.to(at::kFloat).mean(1);
       const auto rstd = x.to(at::kFloat).var(1, false).add(1e-5).rsqrt();
-      const auto found = layer_norm_by_threads(dy, x, mean, rstd, weight);
+      const auto found = layer_norm_by_threads(dy, x, mean, rstd, weight, {});
       const std::array expected{x64.grad(), weight64.grad(), bias64.grad()};
       for (size_t i = 0; i < found.size(); ++i) {
         const auto apart = (found[i].to(at::kDouble) - expected[i]).norm().item<double>();
         EXPECT_LE(apart, (i == 0 ? unit : 1e-5) * expected[i].norm().item<double>())
             << c10::toString(dtype) << ", " << columns << " columns, result " << i;
+      }
+      // With a residual branch before the norm, and the sum's other gradient behind it.
+      const auto branch = at::randn({13, columns}).to(dtype);
+      const auto more = at::randn({13, columns}).to(dtype);
+      const auto normed = layer_norm_forward_by_threads(branch, x, sum, weight, bias, 1e-5);
+      EXPECT_TRUE(at::equal(sum, branch + x)) << c10::toString(dtype);
+      EXPECT_TRUE(
+          at::equal(normed, layer_norm_forward_by_threads({}, sum, sum, weight, bias, 1e-5)));
+      const auto with_more = layer_norm_by_threads(dy, x, mean, rstd, weight, more)[0];
+      const auto wanted = x64.grad() + more.to(at::kDouble);
+      EXPECT_LE((with_more.to(at::kDouble) - wanted).norm().item<double>(),
+                unit * wanted.norm().item<double>())
+          << c10::toString(dtype) << ", " << columns << " columns";
+    }
+  }
+}
+
+double apart(const at::Tensor& found, const at::Tensor& expected) {
+  return (found.to(at::kDouble) - expected.to(at::kDouble)).norm().item<double>() /
+         expected.to(at::kDouble).norm().item<double>();
+}
+// The relative error that rounding a result makes.
+double unit_of(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+}
+
+TEST(CudaElements, RmsNormAsTheReferenceForEveryDtypeAndScale) {
+  for (const auto dtype : dtypes()) {
+    for (const bool and_one : {false, true}) {
+      for (const int64_t columns : {8, 264}) {
+        at::manual_seed(columns);
+        constexpr int64_t kRows = 5;
+        const auto x = (at::randn({kRows, columns}) * 3).to(dtype);
+        const auto dy = at::randn({kRows, columns}).to(dtype);
+        const auto more = at::randn({kRows, columns}).to(dtype);
+        const auto weight = at::randn({columns}).to(dtype);
+        const auto leaf_x = x.to(at::kFloat, false, true).requires_grad_();
+        const auto leaf_w = weight.to(at::kFloat, false, true).requires_grad_();
+        const auto scale = and_one ? NormScale::weight_and_one : NormScale::weight;
+        const auto expected = rms_norm(leaf_x, leaf_w, 1e-5, scale);
+        expected.backward(dy.to(at::kFloat));
+        auto y = at::empty_like(x), dx = at::empty_like(x), with_more = at::empty_like(x);
+        auto dweight = at::zeros({columns});
+        device::with_numbers(dtype, [&]<class Numbers>(Numbers) {
+          using Stored = typename Numbers::Stored;
+          constexpr int kCount = packs::kWidth<Numbers>;
+          const auto at = [&](const at::Tensor& array, int64_t row, int64_t column) {
+            return static_cast<Stored*>(array.data_ptr()) + row * columns + column;
+          };
+          const auto read = [&](const at::Tensor& array, int64_t row, int64_t column) {
+            return packs::widened<Numbers, kCount>(at(array, row, column));
+          };
+          std::vector<packs::Pack<float, kCount>> gradients(static_cast<size_t>(columns / kCount));
+          for (int64_t row = 0; row < kRows; ++row) {
+            float squares = 0, sum = 0;
+            for (int64_t c = 0; c < columns; c += kCount)
+              squares += rms_norm_elements::squares_of(read(x, row, c));
+            const float root = 1.0F / std::sqrt(squares / static_cast<float>(columns) + 1e-5F);
+            for (int64_t c = 0; c < columns; c += kCount) {
+              device::store(rms_norm_elements::y_of<Numbers, kCount>(read(x, row, c), root,
+                                                                     read(weight, 0, c), and_one),
+                            at(y, row, c));
+              sum += rms_norm_elements::add<Numbers>(read(dy, row, c), read(x, row, c), root,
+                                                     read(weight, 0, c), and_one,
+                                                     gradients[static_cast<size_t>(c / kCount)]);
+            }
+            for (int64_t c = 0; c < columns; c += kCount) {
+              const auto write = [&](const packs::Pack<float, kCount>& other,
+                                     const at::Tensor& to) {
+                device::store(rms_norm_elements::dx_of<Numbers>(read(dy, row, c), read(x, row, c),
+                                                                root, read(weight, 0, c), and_one,
+                                                                sum, columns, other),
+                              at(to, row, c));
+              };
+              write({}, dx);
+              write(read(more, row, c), with_more);
+            }
+          }
+          for (int64_t c = 0; c < columns; ++c)
+            dweight[c] = gradients[static_cast<size_t>(c / kCount)].values[c % kCount];
+        });
+        const auto what = std::string(c10::toString(dtype)) + (and_one ? ", and one" : "");
+        EXPECT_LE(apart(y, expected.detach()), 2 * unit_of(dtype)) << what;
+        EXPECT_LE(apart(dx, leaf_x.grad()), unit_of(dtype)) << what;
+        EXPECT_LE(apart(with_more, leaf_x.grad() + more), unit_of(dtype)) << what;
+        EXPECT_LE(apart(dweight, leaf_w.grad()), unit_of(dtype)) << what;
+      }
+    }
+  }
+}
+
+TEST(CudaElements, GatesAsTheReferenceForEveryDtype) {
+  for (const auto dtype : dtypes()) {
+    for (const bool gelu : {false, true}) {
+      at::manual_seed(3);
+      const auto gate = (at::randn({1003}) * 4).to(dtype), up = at::randn({1003}).to(dtype);
+      const auto dy = at::randn({1003}).to(dtype);
+      const auto wide = [](const at::Tensor& t) {
+        return t.to(at::kDouble, false, true).requires_grad_();
+      };
+      const auto gate64 = wide(gate), up64 = wide(up);
+      const auto expected = gelu ? geglu(gate64, up64) : swiglu(gate64, up64);
+      expected.backward(dy.to(at::kDouble));
+      auto y = at::empty_like(gate), of_gate = at::empty_like(gate), of_up = at::empty_like(gate);
+      device::with_numbers(dtype, [&]<class Numbers>(Numbers) {
+        using Stored = typename Numbers::Stored;
+        const auto run = [&]<int kCount>(int64_t begin) {
+          const auto at = [&](const at::Tensor& array) {
+            return static_cast<Stored*>(array.data_ptr()) + begin;
+          };
+          const auto g = device::load<kCount>(at(gate)), u = device::load<kCount>(at(up));
+          device::store(gate_elements::values<HostMath, Numbers, kCount>(g, u, gelu), at(y));
+          const auto back = gate_elements::backward<HostMath, Numbers, kCount>(
+              device::load<kCount>(at(dy)), g, u, gelu);
+          device::store(back.gate, at(of_gate));
+          device::store(back.up, at(of_up));
+        };
+        for (int64_t i = 0; i + 4 <= 1003; i += 4) run.template operator()<4>(i);
+        for (int64_t i = 1000; i < 1003; ++i) run.template operator()<1>(i);
+      });
+      const auto what = std::string(c10::toString(dtype)) + (gelu ? ", gelu" : "");
+      EXPECT_LE(apart(y, expected.detach()), unit_of(dtype)) << what;
+      EXPECT_LE(apart(of_gate, gate64.grad()), unit_of(dtype)) << what;
+      EXPECT_LE(apart(of_up, up64.grad()), unit_of(dtype)) << what;
+    }
+  }
+}
+
+TEST(CudaElements, RotationsAsTheReferenceForEveryDtypeWidthAndTable) {
+  for (const auto dtype : dtypes()) {
+    for (const int64_t width : {16, 12}) {
+      for (const bool by_row : {false, true}) {
+        at::manual_seed(width);
+        auto table = rotary_table({}, width, 32, 9, c10::kCPU);
+        if (by_row) table = rows_at(table, at::randint(9, {2, 7}, at::kLong));
+        const auto sequence = by_row ? 7 : 9;
+        const auto x = at::randn({2, sequence, 3, width}).to(dtype);
+        const auto dy = at::randn_like(x);
+        const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble, false, true); };
+        const auto x64 = wide(x).requires_grad_();
+        const auto cosines = table.cosines.to(dtype).contiguous();
+        const auto sines = table.sines.to(dtype).contiguous();
+        const auto expected = rotate(x64, {wide(cosines), wide(sines)}, at::kDouble);
+        expected.backward(wide(dy));
+        auto y = at::empty_like(x), dx = at::empty_like(x);
+        device::with_numbers(dtype, [&]<class Numbers>(Numbers) {
+          using Stored = typename Numbers::Stored;
+          const auto run = [&](const at::Tensor& from, const at::Tensor& to, bool back) {
+            const rotary_elements::Heads<Numbers> heads{
+                .x = static_cast<const Stored*>(from.const_data_ptr()),
+                .y = static_cast<Stored*>(to.data_ptr()),
+                .cosines = static_cast<const Stored*>(cosines.const_data_ptr()),
+                .sines = static_cast<const Stored*>(sines.const_data_ptr()),
+                .count = 2 * sequence * 3,
+                .heads = 3,
+                .width = width,
+                .positions = cosines.numel() / width,
+                .back = back};
+            const auto turn_all = [&](auto count) {
+              for (int64_t i = rotary_elements::packs_of<count>(heads); i-- > 0;)
+                rotary_elements::turn<count>(heads, i);
+            };
+            turn_all(std::integral_constant<int, 1>());
+            const auto once = to.clone();
+            if (width % 8 == 0) turn_all(std::integral_constant<int, 4>());
+            EXPECT_TRUE(at::equal(to, once));
+          };
+          run(x, y, false);
+          run(dy, dx, true);
+        });
+        EXPECT_LE(apart(y, expected.detach()), unit_of(dtype)) << c10::toString(dtype);
+        EXPECT_LE(apart(dx, x64.grad()), unit_of(dtype)) << c10::toString(dtype);
       }
     }
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh with the CPU in a GPU's place passes and reports every part. Where programs fail it names the parts that need
-# them, runs the others all the same, and fails.
+# them, runs the others all the same, and fails. So does gpus_check.sh with the CPU's ranks.
 #   gpu_check_test.sh SOURCE BUILD
 set -euo pipefail
 source=$1 build=$2
@@ -46,4 +46,13 @@ expect some.md '^| plugin | passed |'
 if grep -q '^| kernels |' "$folder/some.md"; then fail "a part ran that was not asked for"; fi
 "$source/scripts/gpu_check.sh" --device cpu --build "$build" --parts plugin --seconds 1 --out "$folder/late.md" || fail "exit status $? without time"
 expect late.md '^| plugin | not run: the 1 seconds were up |'
+# Several GPUs: the CPU's ranks have the bits of one host, after a failure too.
+"$source/scripts/gpus_check.sh" --device cpu --build "$build" --parts stages,failure,hosts --seconds 500 --out "$folder/several.md" ||
+  fail "exit status $? of several"
+for part in stages failure hosts; do expect several.md "^| $part | passed |"; done
+expect several.md 'ends: status 1 after'
+if "$source/scripts/gpus_check.sh" --device cpu --build "$build" --ranks 3 --out "$folder/odd.md" 2>"$folder/odd.txt"; then
+  fail "it took an odd number of ranks"
+fi
+grep -q 'an even number from 2' "$folder/odd.txt" || fail "it does not say which ranks there may be"
 echo passed

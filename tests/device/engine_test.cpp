@@ -27,6 +27,7 @@
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/recompute/recompute.h"
 #include "zero/optim/operators.h"
+#include "zero/optim/sweeps.h"
 #include "zero/paging/simulation.h"
 
 namespace zero::simulated {
@@ -50,6 +51,8 @@ struct Setting {
   bool delayed = false;
   bool in_backward = false;
   bool eight_bit = false;
+  bool gradients_on_disk = false;
+  bool split = false;        // master weights
   bool fp16 = false;         // with a loss scale that the first steps overflow
   bool layer_major = false;  // one pass of all micro-batches
   Kind kind = Kind::gpt;
@@ -70,7 +73,9 @@ std::string describe(const Setting& s) {
           : s.states == Tier::disk ? ", states on a disk"
                                    : "") +
          (s.keeps_parameters ? " without parameters" : "") + (s.delayed ? ", delayed" : "") +
-         (s.in_backward ? ", in backward" : "") + (s.eight_bit ? ", 8 bits" : "");
+         (s.in_backward ? ", in backward" : "") + (s.eight_bit ? ", 8 bits" : "") +
+         (s.gradients_on_disk ? ", gradients on a disk" : "") + (s.split ? ", split" : "") + ", " +
+         std::string(optim::name(s.optimizer));
 }
 
 Config config_of(const Setting& s) {
@@ -95,6 +100,8 @@ Config config_of(const Setting& s) {
   }
   if (s.delayed) config.offload_optimizer.delayed_update_after = 1;
   config.update_in_backward = s.in_backward;
+  config.offload_optimizer.gradients = s.gradients_on_disk;
+  config.split_master_weights = s.split;
   config.fp16 = s.fp16;
   config.layer_major_accumulation = s.layer_major;
   if (s.eight_bit) config.optimizer_states = optim::StateFormat::eight_bit;
@@ -295,6 +302,7 @@ Outcome on_devices(const Setting& s, const Between& between = {}) {
 // states on the host one more before it writes what copies may still read.
 std::optional<int64_t> waits_of_step(const Setting& s) {
   if (s.states == Tier::device) return 1;
+  if (optim::reach(s.optimizer) != optim::Reach::element) return std::nullopt;
   const bool in_blocks = s.bf16 || (s.stage >= 2 && s.accumulate > 1);
   if (s.states == Tier::disk || in_blocks || s.delayed || s.in_backward) return std::nullopt;
   return 2;
@@ -417,6 +425,24 @@ TEST(EngineOnDevices, HasTheCpusBitsWithStatesOnADisk) {
   }
 }
 
+// Sums of micro-batches are read back from the disk, and come down before that.
+TEST(EngineOnDevices, HasTheCpusBitsWithGradientsOnADisk) {
+  for (const bool bf16 : {false, true}) {
+    Setting setting{.stage = 2, .bf16 = bf16, .states = Tier::disk};
+    setting.gradients_on_disk = true;
+    expect_as_on_cpu(setting, 1);
+    setting.delayed = true;
+    expect_as_on_cpu(setting, 1);
+    setting.delayed = false;
+    setting.stage = 3;
+    setting.accumulate = 3;
+    setting.keeps_parameters = bf16;
+    expect_as_on_cpu(setting, 1);
+    setting.ranks = 1;
+    expect_as_on_cpu(setting, 1);
+  }
+}
+
 TEST(EngineOnDevices, HasTheCpusBitsWithTheOptimizerElsewhereAlone) {
   for (const auto states : {Tier::host, Tier::disk}) {
     for (const bool bf16 : {false, true})
@@ -481,6 +507,45 @@ TEST(EngineOnDevices, HasTheCpusBitsWithEachOptimizer) {
     expect_as_on_cpu({.stage = 2, .bf16 = true, .optimizer = optimizer}, 1);
 }
 
+// 14 bytes a parameter with its gradient: the other half of a master weight is the parameter.
+TEST(EngineOnDevices, HasTheCpusBitsWithSplitMasterWeights) {
+  for (int stage = 0; stage <= 3; ++stage)
+    expect_as_on_cpu({.stage = stage, .bf16 = true, .accumulate = 1 + stage % 2, .split = true}, 1);
+  expect_as_on_cpu({.stage = 1, .ranks = 3, .bf16 = true, .optimizer = Lion{}, .split = true}, 1);
+  expect_as_on_cpu({.bf16 = true, .states = Tier::host, .split = true}, 1);
+}
+
+// The device makes both sweeps and the products between them; the host waits for the norm alone.
+TEST(EngineOnDevices, HasTheCpusBitsWithMuon) {
+  const Optimizer muon = Muon{.lr = 1e-2, .weight_decay = 0.1};
+  for (int stage = 0; stage <= 3; ++stage)
+    expect_as_on_cpu({.stage = stage, .bf16 = stage % 2 == 0, .optimizer = muon}, 1);
+  expect_as_on_cpu({.ranks = 3, .bf16 = true, .accumulate = 2, .optimizer = muon}, 1);
+  expect_as_on_cpu({.ranks = 1, .bf16 = true, .optimizer = muon, .split = true}, 1);
+}
+
+// The host makes both sweeps, and what the ranks tell each other between them crosses devices.
+TEST(EngineOnDevices, HasTheCpusBitsWithOptimizersOfWholeParametersOnTheHost) {
+  for (const Optimizer& optimizer :
+       {Optimizer(Lamb{.lr = 1e-2}), Optimizer(Muon{.lr = 1e-2}),
+        Optimizer(Apollo{.lr = 1e-2, .rank = 4}), Optimizer(Adafactor{.lr = 1e-2})}) {
+    Setting setting{.stage = 1, .bf16 = true, .optimizer = optimizer, .states = Tier::host};
+    expect_as_on_cpu(setting, 1);
+    setting.stage = 3;
+    setting.accumulate = 2;
+    expect_as_on_cpu(setting, 1);
+    setting.accumulate = 1;
+    setting.ranks = 3;
+    setting.bf16 = false;
+    setting.states = Tier::disk;
+    expect_as_on_cpu(setting, 1);
+    setting.clip = 0;
+    setting.states = Tier::host;
+    setting.in_backward = true;
+    expect_as_on_cpu(setting, 1);
+  }
+}
+
 TEST(EngineOnDevices, StatesCanBeReadAndWritten) {
   const auto touch = [](Engine& engine, Learner& model, int64_t /*step*/) {
     const auto name = engine.parameter_names()[2];
@@ -498,13 +563,14 @@ TEST(EngineOnDevices, StatesCanBeReadAndWritten) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto states : {Tier::device, Tier::host, Tier::disk})
       expect_as_on_cpu({.stage = stage, .bf16 = true, .states = states}, 1, touch);
+    expect_as_on_cpu({.stage = stage, .bf16 = true, .split = true}, 1, touch);
   }
 }
 
 // A run on devices goes on with what one on the CPU has saved, and the other way round.
 TEST(EngineOnDevices, SavesOfTheCpuAreItsOwn) {
   for (int stage = 0; stage <= 3; ++stage) {
-    const Setting setting{.stage = stage, .bf16 = true};
+    const Setting setting{.stage = stage, .bf16 = true, .split = stage == 2};
     SCOPED_TRACE(describe(setting));
     configure({});
     const TemporaryFolder folder;
@@ -651,18 +717,13 @@ TEST(EngineOnDevices, RefusesWhatItCannotDo) {
   config.update_in_backward = true;
   EXPECT_THAT(refusal(config), HasSubstr("update_in_backward for a model on simulated:0 needs all "
                                          "of the optimizer's states on the host or on a disk"));
+  EXPECT_THAT(refusal({}, Lamb{}), HasSubstr("Lamb for a model on simulated:0 needs all of the "
+                                             "optimizer's states on the host or on a disk"));
+  EXPECT_THAT(refusal({}, Apollo{}), HasSubstr("Apollo for a model on simulated:0 needs all"));
   config = {};
-  config.stage = 2;
-  config.offload_optimizer.device = OffloadDevice::nvme;
-  config.offload_optimizer.nvme_path = "/nowhere";
-  config.offload_optimizer.gradients = true;
-  EXPECT_THAT(refusal(config),
-              HasSubstr("offload_optimizer.gradients is for models on the CPU so far"));
-  config = {};
-  config.bf16 = config.split_master_weights = true;
-  EXPECT_THAT(refusal(config), HasSubstr("bf16.split_master_weights is for models on the CPU"));
-  EXPECT_THAT(refusal({}, Muon{}), HasSubstr("Muon is for models on the CPU so far"));
-  EXPECT_THAT(refusal({}, Apollo{}), HasSubstr("Apollo is for models on the CPU so far"));
+  config.offload_optimizer.device = OffloadDevice::cpu;
+  config.offload_optimizer.ratio = 0.5;
+  EXPECT_THAT(refusal(config, Muon{}), HasSubstr("Muon for a model on simulated:0 needs all"));
   const auto parts = std::make_shared<Mlp>();
   parts->layers->ptr(0)->to(device());
   EXPECT_THAT(message_of<ConfigError>([&] { Engine engine(*parts, AdamW{}); }),
@@ -823,6 +884,58 @@ TEST(EngineOnDevices, WhatADeviceHasLeftIsForGatheredUnits) {
   const auto scarce = held(750'000);
   EXPECT_LT(scarce, plenty);
   EXPECT_GT(scarce, 0);
+}
+
+// What a rank holds on its device in a step after the second, and the refusal, if there is one.
+struct Held {
+  int64_t bytes = 0;
+  int64_t gathered = 0;
+  std::string refusal;
+};
+Held held_with_budget(const Setting& setting, int64_t budget) {
+  configure({});
+  Held held;
+  run_on_devices(setting.ranks, [&](const auto& group) {
+    const auto model = make_model(setting);
+    model->to(group->device());
+    auto config = config_of(setting);
+    config.memory_budget = budget;
+    const auto refusal = message_of<OutOfMemory>([&] {
+      Engine engine(*model, setting.optimizer, config, group);
+      for (int64_t step = 0; step < 4; ++step) {
+        engine.backward(loss_of(*model, setting, *group, step));
+        engine.step();
+        if (step != 1) continue;
+        group->ledger()->reset_peaks();
+        reset_peak_memory(group->device());
+      }
+      if (group->rank() != 0) return;
+      held.bytes = device_memory(group->device()).tensors.peak;
+      held.gathered = group->ledger()->usage(Category::gathered_units).peak;
+    });
+    if (group->rank() == 0) held.refusal = refusal;
+  });
+  synchronize();
+  return held;
+}
+
+TEST(EngineOnDevices, ABudgetBoundsWhatTheDeviceHolds) {
+  const Setting setting{.stage = 3, .live = 1'000'000};
+  const auto free = held_with_budget(setting, 0);
+  ASSERT_EQ(free.refusal, "");
+  const auto bound = held_with_budget(setting, free.bytes - free.gathered / 2);
+  ASSERT_EQ(bound.refusal, "");
+  EXPECT_LE(bound.bytes, free.bytes - free.gathered / 2);
+  EXPECT_LT(bound.gathered, free.gathered);
+  EXPECT_THAT(held_with_budget(setting, free.bytes - free.gathered * 5 / 4).refusal,
+              AllOf(HasSubstr("The memory budget is "), HasSubstr("the first step took "),
+                    HasSubstr("of its device")));
+  EXPECT_THAT(held_with_budget(setting, 1000).refusal,
+              HasSubstr("but the states of the model alone take"));
+  // States on the host do not count.
+  auto on_host = setting;
+  on_host.states = Tier::host;
+  EXPECT_EQ(held_with_budget(on_host, free.bytes - free.gathered / 2).refusal, "");
 }
 
 // The engine goes while the device still works on what it has: a gradient of each rank.

@@ -26,12 +26,12 @@ TEST(UpdateOperator, EqualsTheReferenceInBits) {
         Shard shard(optimizer, 1003, 1, gradient, parameter, true);
         expected.operands.gradient_limit = shard.operands.gradient_limit = 0.01F;
         if (reach(optimizer) != Reach::element) {
-          EXPECT_THROW(enqueue_update(optimizer, 2, lr(optimizer), 0.37, shard.operands),
+          EXPECT_THROW(enqueue_update(optimizer, {2, lr(optimizer)}, 0.37, shard.operands),
                        ConfigError);
           continue;
         }
         update_reference(optimizer, 2, lr(optimizer), 0.37, expected.operands);
-        enqueue_update(optimizer, 2, lr(optimizer), 0.37, shard.operands);
+        enqueue_update(optimizer, {2, lr(optimizer)}, 0.37, shard.operands);
         expect_same(shard, expected, name);
       }
     }

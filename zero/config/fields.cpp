@@ -639,14 +639,16 @@ void add_engine(All& all) {
       "memory_budget",
       {.sentence =
            "Bytes that a rank may hold in total: states, buffers and activations; 0: no limit",
-       .details = "Written as 6442450944 or \"6GB\" (GB is 2^30 bytes). States that exceed it are "
-                  "an error before they are allocated, which says what each higher stage would "
-                  "take. If the first step exceeds it, the run stops after that step. Gathered "
-                  "units may use what is left, up to `stage3_max_live_parameters` (on one host "
-                  "units are read in place and need no memory). If `offload_optimizer.nvme_path` "
-                  "names a folder and nothing is offloaded, as much as necessary goes to disk, in "
-                  "this order: a part of the optimizer's states, all of them, the gradients, the "
-                  "parameters. `zero train` says what and why. Not in DeepSpeed.",
+       .details =
+           "Written as 6442450944 or \"6GB\" (GB is 2^30 bytes). States that exceed it are "
+           "an error before they are allocated, which says what each higher stage would "
+           "take. If the first step exceeds it, the run stops after that step. Gathered "
+           "units may use what is left, up to `stage3_max_live_parameters` (on one host "
+           "units are read in place and need no memory). For a model on a GPU it counts what "
+           "the rank holds there. If `offload_optimizer.nvme_path` names a folder and "
+           "nothing is offloaded, as much as necessary goes to disk, in this order: a part "
+           "of the optimizer's states, all of them, the gradients, the parameters. `zero "
+           "train` says what and why. Not in DeepSpeed.",
        .option = "--memory-budget",
        .bytes = true},
       &Config::memory_budget);

@@ -84,6 +84,10 @@ void add_gradients(const PlannedStep& step, const UnitPlan& plan, paging::UnitCo
   const int64_t owned = plan.owned.size();
   if (plan.gradients_at == Tier::disk) {
     costs.reduce_write = costs.reduce_read = bytes_on_disk(plan, State::gradients);
+    if (plan.own_memory) {  // on their way to the disk
+      costs.reduce_down = owned * bytes(plan.gradients.sum_dtype(true));
+      costs.reduce_down_next = owned * bytes(plan.gradients.sum_dtype(false));
+    }
   } else if (plan.gradients_at == Tier::host && step.sharded.gradients) {
     costs.reduce_down = owned * bytes(plan.gradients.sum_dtype(true));
     costs.reduce_down_next = owned * bytes(plan.gradients.sum_dtype(false));
@@ -311,6 +315,12 @@ std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step) {
   for (int64_t u = 0; u < step.layout.unit_count(); ++u)
     costs.push_back(costs_of(step, u, on_disk[static_cast<size_t>(u)]));
   return costs;
+}
+
+int64_t host_update_bytes(const PlannedStep& step) {
+  int64_t sum = 0;
+  for (const auto& costs : unit_costs(step)) sum += costs.updated_on_host ? costs.update : 0;
+  return sum;
 }
 
 TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {

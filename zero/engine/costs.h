@@ -64,6 +64,9 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
 /// Returns the bytes of this rank's states on one tier, the device or the host, with padding. The
 /// ledger shows the same, byte for byte.
 partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier);
+/// Returns the bytes of gradients, parameters and states that a step's updates on the host pass
+/// over.
+int64_t host_update_bytes(const PlannedStep& step);
 /// Returns the bytes of this rank's states on its disk: whole pages, twice if an array has two
 /// copies.
 int64_t disk_bytes(const PlannedStep& step);

@@ -374,6 +374,9 @@ class Engine {
   /// Returns the use of this rank's disk; all is zero if it has none. Updates under way count as
   /// far as they have come.
   DiskUse disk() const;
+  /// Returns the bytes of gradients, parameters and states that the updates of a step pass over in
+  /// the host's memory; 0 where the device updates.
+  int64_t host_update_bytes() const;
   /// Returns the bytes that this rank's device and its host have exchanged since construction.
   DeviceTraffic host_traffic() const;
   /// Returns `error`, with a list of the device's contents and the cheapest change of the

@@ -115,6 +115,7 @@ partition::LayoutMemory Engine::host_memory_formula() const {
 TrafficFormula Engine::traffic_formula(bool updated) const {
   return planned_traffic(impl_->plan.step(), updated);
 }
+int64_t Engine::host_update_bytes() const { return zero::host_update_bytes(impl_->plan.step()); }
 DeviceTraffic Engine::host_traffic() const { return impl_->flows.table().copier().counts(); }
 DiskUse Engine::disk() const { return impl_->flows.table().disk_use(); }
 OutOfMemory Engine::explained(const c10::OutOfMemoryError& error) const {

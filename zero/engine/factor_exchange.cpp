@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "zero/engine/gather_arrays.h"
+
 namespace zero {
 
 optim::Interval FactorExchange::part_of(const Matrix& matrix, partition::Range of_unit) const {
@@ -60,7 +62,7 @@ at::Tensor FactorExchange::gathered(const Batch& batch, const at::Tensor& own,
   auto* to = mine.mutable_data_ptr<T>();
   for_each_part(batch, group_.rank(),
                 [&](int64_t offset, int64_t numel) { to = std::copy_n(from + offset, numel, to); });
-  group_.all_gather(all, mine, label).wait();
+  gather_arrays(group_, all, mine, label);
   auto merged = at::zeros({batch.count}, own.options());
   auto* into = merged.mutable_data_ptr<T>();
   for (int rank = 0; rank < group_.size(); ++rank) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "zero/base/host_memory.h"
+#include "zero/engine/gather_arrays.h"
 
 namespace zero {
 
@@ -63,7 +64,7 @@ at::Tensor FactoredStates::read(int64_t parameter, const Named& state) const {
   if (everywhere(parameter)) return state.values;
   auto values = state.values.defined() ? state.values.clone()
                                        : at::empty(state.sizes, at::TensorOptions(at::kFloat));
-  group_.broadcast(values, owners_[static_cast<size_t>(parameter)], state.name).wait();
+  broadcast_array(group_, values, owners_[static_cast<size_t>(parameter)], state.name);
   return values;
 }
 

@@ -28,9 +28,9 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 
 MemoryBudget::MemoryBudget(const EnginePlan& plan) : plan_(plan) {
   const auto states = states_in_memory(plan.placement().sharded);
-  check_budget(plan.config(), plan.placement().shards->size(), states, [&](int stage) {
-    return states_in_memory(partition::sharding_of_stage(stage)).total();
-  });
+  check_budget(
+      plan.config(), plan.placement().shards->size(), states_in_budget(plan.placement().sharded),
+      [&](int stage) { return states_in_budget(partition::sharding_of_stage(stage)).total(); });
   check_host(states);
   limit_device();
 }
@@ -52,6 +52,18 @@ partition::StateMemory MemoryBudget::states_in_memory(partition::Sharding sharde
   return {.parameters = both(device.parameters, host.parameters),
           .gradients = both(device.gradients, host.gradients),
           .optimizer = both(device.optimizer, host.optimizer)};
+}
+
+// Returns the bytes of this rank's states that count against the configuration's budget: those on a
+// device with memory of its own, else those in the host's memory.
+partition::StateMemory MemoryBudget::states_in_budget(partition::Sharding sharded) const {
+  if (!is_asynchronous(plan_.model().device())) return states_in_memory(sharded);
+  auto step = plan_.step();
+  step.sharded = sharded;
+  const auto bytes = planned_memory(step, Tier::device);
+  return {.parameters = static_cast<double>(bytes.parameters),
+          .gradients = static_cast<double>(bytes.gradients),
+          .optimizer = static_cast<double>(bytes.optimizer)};
 }
 
 // The system grants private memory to every rank that asks, and fails only when it is touched. Here
@@ -125,17 +137,34 @@ void MemoryBudget::leave_for_gathers(const Flows& flows, int64_t bytes) const {
 }
 
 // A device with memory of its own gives gathered units all that it has beyond the most that a step
-// has taken.
+// has taken, or all that the budget leaves.
 void MemoryBudget::spend_device(const Flows& flows) const {
-  if (flows.gather().pager() == nullptr) return;
+  const int64_t budget = plan_.config().memory_budget;
+  const bool gathers = flows.gather().pager() != nullptr;
+  if (!gathers && budget == 0) return;
   auto& group = plan_.group();
   const auto memory = device_memory(plan_.model().device());
   const int64_t gathered = group.ledger()->usage(Category::gathered_units).peak;
+  const int64_t others = memory.tensors.peak - gathered;
   // A step may hold a little more than the first one, and fragments cost the allocator some.
-  const int64_t left =
-      memory.available() - memory.available() / 16 - (memory.tensors.peak - gathered);
-  leave_for_gathers(flows,
-                    std::ranges::min(comm::gather_records(group, left, "memory of the device")));
+  const int64_t of_device = memory.available() - memory.available() / 16 - others;
+  struct Left {
+    int64_t of_budget = 0;
+    int64_t for_gathers = 0;
+  };
+  const Left mine{.of_budget = budget == 0 ? 0 : budget - memory.tensors.peak,
+                  .for_gathers = budget == 0 ? of_device : std::min(of_device, budget - others)};
+  const auto all = comm::gather_records(group, mine, "memory of the device");
+  const int64_t spare = std::ranges::min(all, {}, &Left::of_budget).of_budget;
+  if (spare < 0) {
+    throw OutOfMemory(fmt::format(
+        "The memory budget is {}, but on the rank with the most the first step took {} more than "
+        "that of its device; on rank {} it took {} there (of them {} for gathered units). Use a "
+        "smaller micro-batch, shorter sequences, a higher stage, more ranks, states on the host "
+        "(offload_optimizer, offload_param), or a larger budget.",
+        bytes(budget), bytes(-spare), group.rank(), bytes(memory.tensors.peak), bytes(gathered)));
+  }
+  if (gathers) leave_for_gathers(flows, std::ranges::min(all, {}, &Left::for_gathers).for_gathers);
 }
 
 void MemoryBudget::spend(const Flows& flows) {

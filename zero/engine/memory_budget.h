@@ -7,7 +7,9 @@
 // Gathered units get the memory that the budget leaves then, and the pager plans the further steps
 // with it. Ranks gather together, so all of them use the least that any rank has left. Where units
 // are read in place (ranks of one host) there is nothing to gather, and the budget is only checked.
-// The budget of a device with memory of its own is that memory.
+// A device with memory of its own has that memory as its budget, or as much of it as the
+// configuration's budget says: what LibTorch's allocator there has given out then counts, and the
+// host's memory does not.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -48,6 +50,7 @@ class MemoryBudget {
   void check_host(const partition::StateMemory& states) const;
   void limit_device();
   void spend_device(const Flows& flows) const;
+  partition::StateMemory states_in_budget(partition::Sharding sharded) const;
   void leave_for_gathers(const Flows& flows, int64_t bytes) const;
 
   const EnginePlan& plan_;

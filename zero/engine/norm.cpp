@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "zero/comm/gather_records.h"
 #include "zero/device/stream.h"
@@ -24,20 +25,25 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
                                               const GradientReduction& reduction) const {
   std::vector<optim::SquaredNorm> norms(static_cast<size_t>(units_));
   std::vector<int64_t> enqueued;
+  std::vector<at::Tensor> parts;
   for (const int64_t u : units) {
     if (!presence.wanted(u)) continue;
-    if (const auto part = reduction.norm_part_on_device(u); part.defined()) {
-      optim::squared_norm(part, on_device_.select(0, u));
+    if (auto part = reduction.norm_part_on_device(u); part.defined()) {
+      parts.push_back(std::move(part));
       enqueued.push_back(u);
     } else {
       norms[static_cast<size_t>(u)] = reduction.norm(u);
     }
   }
   if (enqueued.empty()) return norms;
-  const auto computed = on_device_.to(at::kCPU);
-  const auto* const rows = computed.const_data_ptr<double>();
-  for (const int64_t u : enqueued)
-    norms[static_cast<size_t>(u)] = {.sum = rows[2 * u], .finite = rows[2 * u + 1] == 0};
+  const auto sums = on_device_.narrow(0, 0, static_cast<int64_t>(parts.size()));
+  optim::squared_norms(parts, sums);
+  const auto computed = sums.to(at::kCPU);
+  const auto* row = computed.const_data_ptr<double>();
+  for (const int64_t u : enqueued) {
+    norms[static_cast<size_t>(u)] = {.sum = row[0], .finite = row[1] == 0};
+    row += 2;
+  }
   return norms;
 }
 

@@ -52,18 +52,15 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
   needs_host(config.bf16_master_weights_and_grads, "bf16.bf16_master_weights_and_grads");
   needs_host(config.bf16_optimizer_states || config.optimizer_states != optim::StateFormat::fp32,
              "data_types.optimizer_state_dtype");
-  refuse(optimizer.on_disk_with_gradients(), "offload_optimizer.gradients",
-         "Leave it out: they are in the host's memory.");
   refuse(config.device_memory > 0, "device_memory", "Leave it out: the device has its own.");
-  refuse(config.memory_budget > 0, "memory_budget",
-         "Bound gathered parameters by stage3_max_live_parameters.");
-  refuse(config.split_master_weights, "bf16.split_master_weights", "Switch it off.");
   refuse(config.quantised.any() && topology.hosts > 1, "zero_quantized_weights and its like",
          "Switch them off.");
   refuse(config.packed_exponents && topology.hosts > 1, "zero_packed_exponents", "Switch it off.");
   for (const auto& chosen : model.optimizers()) {
-    refuse(optim::reach(chosen) != optim::Reach::element, optim::name(chosen),
-           "Use AdamW, ScheduleFreeAdamW, SGD, Adagrad or Lion.");
+    // The exchange between two sweeps is in one memory.
+    const bool in_parts =
+        optim::reach(chosen) != optim::Reach::element && optimizer.device != OffloadDevice::none;
+    needs_host(in_parts || !optim::updates_on_devices(chosen), optim::name(chosen));
   }
 }
 

@@ -323,10 +323,12 @@ at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
                 stored);
 }
 
+// The host joins and splits halves that lie on a device: nobody does so in a step.
 at::Tensor StateTable::joined(const at::Tensor& upper, const at::Tensor& lower) const {
   auto whole = at::empty({upper.numel()}, at::kFloat);
-  optim::join(halves_of(upper), halves_of(lower), whole.mutable_data_ptr<float>(), whole.numel());
-  return whole;
+  optim::join(halves_of(upper.cpu()), halves_of(lower.cpu()), whole.mutable_data_ptr<float>(),
+              whole.numel());
+  return whole.to(upper.device());
 }
 
 at::Tensor StateTable::read_new(int64_t unit, State state, Range elements) const {
@@ -375,7 +377,7 @@ void StateTable::write_stored(int64_t unit, State state, Range elements, const a
 }
 
 StateTable::Halves StateTable::split(int64_t unit, const at::Tensor& values) const {
-  const auto whole = values.to(at::kFloat).contiguous();
+  const auto whole = values.to(at::kFloat).contiguous().cpu();
   const auto half = [&](State state) {
     return at::empty({whole.numel()}, plan(unit).dtype_of(state));
   };
@@ -499,9 +501,10 @@ void StateTable::write_from_device(int64_t parameter, const at::Tensor& values) 
 at::Tensor StateTable::narrowed(int64_t unit, const at::Tensor& parameter) const {
   auto made = parameter.detach().to(plan(unit).dtype);
   if (plan(unit).split) {
-    const auto values = flat_view(parameter);
-    optim::split(values.const_data_ptr<float>(), halves_of(flat_view(made)), nullptr,
-                 values.numel());
+    const auto values = flat_view(parameter).cpu();
+    const auto upper = flat_view(made).cpu();
+    optim::split(values.const_data_ptr<float>(), halves_of(upper), nullptr, values.numel());
+    if (!made.is_cpu()) flat_view(made).copy_(upper);
   }
   return made;
 }
@@ -533,8 +536,8 @@ void StateTable::refresh_master(int64_t parameter) {
   if (!plan.own_master()) return;
   auto written = read(u, State::parameters, mine);
   if (plan.split) {
-    const auto lower = read_stored(u, State::master, mine);
-    optim::fit_lower(halves_of(written), halves_of(lower), mine.size());
+    const auto lower = read_stored(u, State::master, mine).cpu();
+    optim::fit_lower(halves_of(written.cpu()), halves_of(lower), mine.size());
     write_stored(u, State::master, mine, lower);
     return;
   }

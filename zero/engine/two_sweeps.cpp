@@ -7,6 +7,7 @@
 
 #include "zero/base/device_limit.h"
 #include "zero/engine/exact_exchange.h"
+#include "zero/engine/gather_arrays.h"
 
 namespace zero {
 
@@ -40,8 +41,10 @@ TwoSweeps::TwoSweeps(const EnginePlan& plan, const StateTable& table, FactoredSt
 void TwoSweeps::begin(int64_t unit) {
   const HostScope whole_or_not_at_all;  // other units have been updated already
   if (keeps_direction_[static_cast<size_t>(unit)] != 0) {
+    const auto& plan = table_.plan(unit);
     directions_[static_cast<size_t>(unit)] =
-        at::zeros({table_.plan(unit).owned.size()}, at::TensorOptions(at::kFloat));
+        at::zeros({plan.owned.size()},
+                  at::TensorOptions(at::kFloat).device(table_.device_of(plan.updated_at())));
   }
   for (const auto& segment : layout_.unit(unit).segments) {
     const auto p = static_cast<size_t>(segment.parameter);
@@ -91,7 +94,7 @@ void TwoSweeps::exchange_norms(const std::vector<int64_t>& shared) {
   std::vector<optim::ParameterNorms> sums;
   for (const int64_t p : shared) sums.push_back(norms_[static_cast<size_t>(p)]);
   add_over_ranks(sums, group_.size(), [&](const at::Tensor& all, const at::Tensor& mine) {
-    group_.all_gather(all, mine, "norms of parameters and updates").wait();
+    gather_arrays(group_, all, mine, "norms of parameters and updates");
   });
   for (size_t i = 0; i < shared.size(); ++i) norms_[static_cast<size_t>(shared[i])] = sums[i];
 }
@@ -154,12 +157,11 @@ void TwoSweeps::exchange_matrices(const SweepBatch& batch) {
   for (const int64_t u : batch.units) {
     const auto i = static_cast<size_t>(u);
     whole[i] = at::empty({layout_.unit(u).numel}, directions_[i].options());
-    group_
-        .all_gather(whole[i], directions_[i],
-                    "directions of " + model_.name(layout_.unit(u).segments.front().parameter))
-        .wait();
+    gather_arrays(group_, whole[i], directions_[i],
+                  "directions of " + model_.name(layout_.unit(u).segments.front().parameter));
   }
-  auto mine = at::zeros({batch.sent_by_owner}, at::TensorOptions(at::kFloat));
+  auto mine = at::zeros({batch.sent_by_owner},
+                        directions_[static_cast<size_t>(batch.units.front())].options());
   auto all = at::empty({group_.size() * batch.sent_by_owner}, mine.options());
   for (const auto& matrix : batch.matrices) {
     if (matrix.owner != group_.rank()) continue;
@@ -167,7 +169,7 @@ void TwoSweeps::exchange_matrices(const SweepBatch& batch) {
         .copy_(found_in(matrix, matrix_of(whole[unit_of(matrix)], matrix)));
   }
   whole.clear();
-  group_.all_gather(all, mine, "findings about matrices").wait();
+  gather_arrays(group_, all, mine, "findings about matrices");
   for (const auto& matrix : batch.matrices) {
     const int64_t begin = matrix.owner * batch.sent_by_owner + matrix.offset;
     make_direction(matrix, all.narrow(0, begin, matrix.found()));

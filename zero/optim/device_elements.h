@@ -20,9 +20,11 @@
 #include "zero/base/error.h"
 #include "zero/optim/adagrad_step.h"
 #include "zero/optim/adamw_step.h"
+#include "zero/optim/halves.h"
 #include "zero/optim/kernels.h"
 #include "zero/optim/lion_step.h"
 #include "zero/optim/moment.h"
+#include "zero/optim/muon_step.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/schedule_free_step.h"
 #include "zero/optim/sgd_step.h"
@@ -86,6 +88,12 @@ struct Absent {
   using Stored = uint16_t;
 };
 
+/// Says that the bf16 parameters are the upper halves of the master weights, whose lower halves lie
+/// apart: Note [Split master weights] in halves.h.
+struct UpperHalves {
+  using Stored = uint16_t;
+};
+
 /// Scales a gradient and limits it, before anything else.
 struct Scale {
   float factor;
@@ -103,10 +111,12 @@ struct Arrays {
   using Gradient = GradientType;
   using Parameter = ParameterType;
   static constexpr int kStates = kStateCount;
+  static constexpr bool kSplit = std::is_same_v<Parameter, UpperHalves>;
+  using Master = std::conditional_t<kSplit, uint16_t, float>;
 
   int64_t numel;
   const typename Gradient::Stored* gradient;
-  float* master;
+  Master* master;  ///< or the lower halves
   typename Parameter::Stored* parameter;
   std::array<float*, kMostStates> state;
 };
@@ -135,18 +145,33 @@ constexpr void update_pack(const Step& step, Scale scale, const Arrays& arrays, 
   using Gradient = typename Arrays::Gradient;
   using Parameter = typename Arrays::Parameter;
   constexpr bool kHasCopy = !std::is_same_v<Parameter, Absent>;
+  constexpr bool kSplit = Arrays::kSplit;
   const auto gradient = load<kCount>(arrays.gradient + begin);
   auto master = load<kCount>(arrays.master + begin);
   Pack<float, kCount> states[kMostStates] = {};
   for (int s = 0; s < Arrays::kStates; ++s)
     states[s] = load<kCount>(arrays.state[static_cast<size_t>(s)] + begin);
   Pack<typename Parameter::Stored, kCount> copy{};
+  if constexpr (kSplit) copy = load<kCount>(arrays.parameter + begin);
   for (int i = 0; i < kCount; ++i) {
+    float weight = 0;
+    if constexpr (kSplit) {
+      weight = join({copy.values[i], master.values[i]});
+    } else {
+      weight = master.values[i];
+    }
     std::array<float, kMostStates> state{};
     for (int s = 0; s < Arrays::kStates; ++s) state[static_cast<size_t>(s)] = states[s].values[i];
-    step.apply(master.values[i], scale.of(Gradient::widen(gradient.values[i])), state);
+    step.apply(weight, scale.of(Gradient::widen(gradient.values[i])), state);
     for (int s = 0; s < Arrays::kStates; ++s) states[s].values[i] = state[static_cast<size_t>(s)];
-    if constexpr (kHasCopy) copy.values[i] = Parameter::narrow(master.values[i]);
+    if constexpr (kSplit) {
+      const auto halves = split(weight);
+      copy.values[i] = halves.upper;
+      master.values[i] = halves.lower;
+    } else {
+      master.values[i] = weight;
+      if constexpr (kHasCopy) copy.values[i] = Parameter::narrow(weight);
+    }
   }
   store(master, arrays.master + begin);
   for (int s = 0; s < Arrays::kStates; ++s)
@@ -202,6 +227,40 @@ constexpr double add_in_order(double sum, const double* values, int64_t count) {
   return sum;
 }
 
+/// Arrays whose squares one kernel adds up. The blocks of all of them are numbered in one order.
+struct NormArrays {
+  static constexpr int kMost = 128;  ///< of one kernel, whose arguments are at most 4 KiB
+  struct Array {
+    const void* values;
+    int64_t numel;
+    int64_t first_block;
+  };
+  int count = 0;
+  int64_t blocks = 0;
+  Array arrays[kMost];
+
+  /// Adds an array; the caller looks that there are fewer than kMost.
+  void add(const void* values, int64_t numel) {
+    arrays[count++] = {values, numel, blocks};
+    blocks += (numel + kernels::kNormBlock - 1) / kernels::kNormBlock;
+  }
+  /// Returns the number of the array to which a block belongs.
+  constexpr int of_block(int64_t block) const {
+    int low = 0;
+    int high = count;  // its first block lies behind this one
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (arrays[middle].first_block <= block ? low : high) = middle;
+    }
+    return low;
+  }
+  /// Returns the number of an array's blocks.
+  constexpr int64_t blocks_of(int array) const {
+    return (array + 1 < count ? arrays[array + 1].first_block : blocks) - arrays[array].first_block;
+  }
+};
+static_assert(sizeof(NormArrays) < 4000);
+
 // The host calls the functions below to choose the kernel that a call needs.
 
 inline AdamWStep<float> step_of(const AdamW& optimizer, Moment moment) {
@@ -216,7 +275,8 @@ inline ScheduleFreeStep<float> step_of(const ScheduleFreeAdamW& optimizer, Momen
   return {optimizer, moment};
 }
 
-/// Calls f(count) with the number of states that a Step changes: all those of its operands.
+/// Calls f(count) with the number of states that a Step changes: all those of its operands, but
+/// none in a second sweep.
 template <class F>
 void with_states(const AdamWStep<float>& /*step*/, const F& f) {
   f(std::integral_constant<int, 2>());
@@ -239,6 +299,15 @@ void with_states(const ScheduleFreeStep<float>& /*step*/, const F& f) {
   f(std::integral_constant<int, 2>());
 }
 
+template <class F>
+void with_states(const MuonDirection<float>& /*step*/, const F& f) {
+  f(std::integral_constant<int, 1>());
+}
+template <class F>
+void with_states(const MatrixStep<float>& /*step*/, const F& f) {
+  f(std::integral_constant<int, 0>());
+}
+
 /// Calls f(type) with the type of an array's numbers. `dtype` is Float, BFloat16 or Half.
 template <class F>
 void with_numbers(c10::ScalarType dtype, const F& f) {
@@ -253,31 +322,40 @@ inline bool is_aligned(const Operands& operands) {
   const auto fits = [](const void* array, size_t bytes) {
     return reinterpret_cast<uintptr_t>(array) % (kWidth * bytes) == 0;
   };
-  return fits(operands.master, sizeof(float)) && fits(operands.state[0], sizeof(float)) &&
-         fits(operands.state[1], sizeof(float)) && fits(operands.parameter, sizeof(uint16_t)) &&
+  return fits(operands.master, sizeof(float)) && fits(operands.lower, sizeof(uint16_t)) &&
+         fits(operands.state[0], sizeof(float)) && fits(operands.state[1], sizeof(float)) &&
+         fits(operands.parameter, sizeof(uint16_t)) &&
          fits(operands.gradient, c10::elementSize(operands.gradient_dtype));
 }
 
 /// Calls f(width, step, arrays) with the arguments of update_by_thread; `width` is an
-/// integral_constant. `optimizer` must be element-wise, and `operands` must have whole master
-/// weights.
+/// integral_constant. `optimizer` must be element-wise, or Muon, whose sweep the moment says. The
+/// master weights of a first sweep are the array that takes the directions, and the gradient of a
+/// second sweep is that of directions.
 template <class F>
 void with_update(const Optimizer& optimizer, Moment moment, const Operands& operands, const F& f) {
   const auto with_types = [&](const auto& step, auto states, auto gradient, auto parameter) {
     using Gradient = decltype(gradient);
     using Parameter = decltype(parameter);
-    const Arrays<Gradient, Parameter, states.value> arrays{
-        .numel = operands.numel,
-        .gradient = static_cast<const typename Gradient::Stored*>(operands.gradient),
-        .master = operands.master,
-        .parameter = static_cast<typename Parameter::Stored*>(operands.parameter),
-        .state = operands.state};
+    using Typed = Arrays<Gradient, Parameter, states.value>;
+    typename Typed::Master* master = nullptr;
+    if constexpr (Typed::kSplit) {
+      master = operands.lower;
+    } else {
+      master = operands.master;
+    }
+    const Typed arrays{.numel = operands.numel,
+                       .gradient = static_cast<const typename Gradient::Stored*>(operands.gradient),
+                       .master = master,
+                       .parameter = static_cast<typename Parameter::Stored*>(operands.parameter),
+                       .state = operands.state};
     if (is_aligned(operands)) return f(std::integral_constant<int, kWidth>(), step, arrays);
     f(std::integral_constant<int, 1>(), step, arrays);
   };
   const auto with_step = [&](const auto& step) {
     with_states(step, [&](auto states) {
       with_numbers(operands.gradient_dtype, [&](auto gradient) {
+        if (operands.lower != nullptr) return with_types(step, states, gradient, UpperHalves());
         if (operands.parameter == nullptr) return with_types(step, states, gradient, Absent());
         if (operands.parameter_dtype == c10::ScalarType::BFloat16)
           return with_types(step, states, gradient, Bf16());
@@ -287,10 +365,14 @@ void with_update(const Optimizer& optimizer, Moment moment, const Operands& oper
   };
   std::visit(
       [&](const auto& known) {
-        if constexpr (requires { step_of(known, moment); }) {
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(known)>, Muon>) {
+          ensure(moment.sweep != Sweep::whole, "Muon's update takes two sweeps");
+          if (moment.sweep == Sweep::first) return with_step(MuonDirection<float>(known, moment));
+          with_step(MatrixStep<float>(known, moment));
+        } else if constexpr (requires { step_of(known, moment); }) {
           with_step(step_of(known, moment));
         } else {
-          ensure(false, "a device's kernels are of element-wise optimizers");
+          ensure(false, "a device's kernels are of element-wise optimizers and of Muon");
         }
       },
       optimizer);

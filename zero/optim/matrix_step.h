@@ -1,32 +1,15 @@
 // The parts of the sweeps of Muon and Apollo that both have: Note [Two sweeps] in sweeps.h.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "zero/optim/algorithm.h"
 #include "zero/optim/moment.h"
+#include "zero/optim/muon_step.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/sweeps.h"
 
 namespace zero::optim {
-
-/// Makes the second sweep. The gradient is here the direction that was made from the whole matrix.
-template <class Number>
-struct MatrixStep {
-  Number decay;  ///< factor of the weights, 1 - lr * weight_decay
-  Number coefficient;
-
-  template <class T>
-  MatrixStep(const T& o, Moment moment)
-      : decay(static_cast<Number>(1 - moment.lr * o.weight_decay)),
-        coefficient(static_cast<Number>(-moment.lr * moment.ratio)) {}
-
-  void apply(Number& p, Number g, std::array<Number, kMostStates>& /*state*/) const {
-    p *= decay;
-    p += coefficient * g;
-  }
-};
 
 /// Runs the kernel of MatrixStep over elements [begin, end).
 void update_matrix(const MatrixStep<float>& step, const Operands& operands, int64_t begin,

@@ -12,31 +12,6 @@
 
 #include "zero/optim/elementwise-inl.h"
 
-#ifndef ZERO_OPTIM_MUON_STEP_
-#define ZERO_OPTIM_MUON_STEP_
-namespace zero::optim {
-
-/// Makes the first sweep. The weights are here the array that takes the direction.
-template <class Number>
-struct MuonDirection {
-  Number momentum, one_minus_momentum;
-  bool nesterov;
-
-  MuonDirection(const Muon& o, Moment /*moment*/)
-      : momentum(static_cast<Number>(o.momentum)),
-        one_minus_momentum(static_cast<Number>(1 - o.momentum)),
-        nesterov(o.nesterov) {}
-
-  void apply(Number& direction, Number g, std::array<Number, kMostStates>& state) const {
-    auto& buffer = state[0];
-    buffer = momentum * buffer + one_minus_momentum * g;
-    direction = nesterov ? one_minus_momentum * g + momentum * buffer : buffer;
-  }
-};
-
-}  // namespace zero::optim
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace zero::optim::kernels::HWY_NAMESPACE {
 

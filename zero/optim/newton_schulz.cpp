@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "zero/base/error.h"
+#include "zero/device/stream.h"
+#include "zero/optim/operators.h"
 #include "zero/optim/product.h"
 #include "zero/optim/sweeps.h"
 
@@ -31,10 +33,17 @@ void orthogonalise(const at::Tensor& matrix, int64_t iterations) {
   ensure(matrix.dim() == 2 && matrix.is_contiguous() && matrix.scalar_type() == at::kFloat,
          "a matrix to be made orthogonal is of fp32 and contiguous");
   if (matrix.numel() == 0) return;
-  const double norm =
-      std::sqrt(squared_norm(matrix.const_data_ptr<float>(), at::kFloat, matrix.numel()).sum);
   const bool tall = matrix.size(0) > matrix.size(1);
-  auto x = (tall ? matrix.t() : matrix).contiguous().div_(norm + kLeastNorm);
+  auto x = (tall ? matrix.t() : matrix).contiguous();
+  if (is_asynchronous(matrix.device())) {  // which does not tell the host the norm
+    const auto sums = at::empty({2}, matrix.options().dtype(at::kDouble));
+    squared_norm(matrix.view({-1}), sums);
+    x.div_(sums.select(0, 0).sqrt().add(kLeastNorm).to(at::kFloat));
+  } else {
+    const double norm =
+        std::sqrt(squared_norm(matrix.const_data_ptr<float>(), at::kFloat, matrix.numel()).sum);
+    x.div_(norm + kLeastNorm);
+  }
   const int64_t side = x.size(0);
   auto next = at::empty_like(x);
   auto gram = at::empty({side, side}, x.options());

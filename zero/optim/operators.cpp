@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "zero/base/error.h"
@@ -23,7 +24,19 @@ void update_on_cpu(const c10::intrusive_ptr<UpdateCall>& call, const at::Tensor&
                    const at::Tensor& master, const std::optional<at::Tensor>& parameter,
                    at::TensorList states) {
   const auto operands = operands_of(*call, gradient, master, parameter, states);
-  update(call->optimizer, call->step, call->lr, call->gradient_scale, operands);
+  const auto& moment = call->moment;
+  switch (moment.sweep) {
+    case Sweep::whole:
+      update(call->optimizer, moment.step, moment.lr, call->gradient_scale, operands);
+      break;
+    case Sweep::first: {
+      Findings findings{.direction = operands.master};
+      first_sweep(call->optimizer, moment.step, call->gradient_scale, operands, findings);
+      break;
+    }
+    case Sweep::second:
+      second_sweep(call->optimizer, moment.step, moment.lr, moment.ratio, operands);
+  }
 }
 
 void squared_norm_on_cpu(const at::Tensor& values, const at::Tensor& sums) {
@@ -31,6 +44,11 @@ void squared_norm_on_cpu(const at::Tensor& values, const at::Tensor& sums) {
   auto* const into = sums.mutable_data_ptr<double>();
   into[0] = norm.sum;
   into[1] = norm.finite ? 0 : 1;
+}
+
+void one_by_one(at::TensorList values, const at::Tensor& sums) {
+  for (size_t i = 0; i < values.size(); ++i)
+    squared_norm(values[i], sums.select(0, static_cast<int64_t>(i)));
 }
 
 template <class Kernel>
@@ -46,6 +64,11 @@ TORCH_LIBRARY(zero, library) {
       "update_(__torch__.torch.classes.zero.UpdateCall call, Tensor gradient, Tensor(a!) master, "
       "Tensor(b!)? parameter, Tensor(c!)[] states) -> ()");
   library.def("squared_norm_(Tensor values, Tensor(a!) sums) -> ()");
+  library.def("squared_norms_(Tensor[] values, Tensor(a!) sums) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(zero, CompositeExplicitAutograd, library) {
+  library.impl("squared_norms_", &one_by_one);
 }
 
 TORCH_LIBRARY_IMPL(zero, CPU, library) {
@@ -67,9 +90,11 @@ Operands operands_of(const UpdateCall& call, const at::Tensor& gradient, const a
   check(gradient, "the gradient");
   check_dtype(gradient.scalar_type(), "gradient");
   check(master, "the master weights' array");
+  const bool split = master.scalar_type() == at::kShort;
   Operands operands{.numel = gradient.numel(),
                     .device = gradient.device(),
-                    .master = master.mutable_data_ptr<float>(),
+                    .master = split ? nullptr : master.mutable_data_ptr<float>(),
+                    .lower = split ? static_cast<uint16_t*>(master.mutable_data_ptr()) : nullptr,
                     .gradient = gradient.const_data_ptr(),
                     .gradient_dtype = gradient.scalar_type(),
                     .gradient_limit = call.gradient_limit};
@@ -77,6 +102,9 @@ Operands operands_of(const UpdateCall& call, const at::Tensor& gradient, const a
     check(states[i], "a state");
     operands.state[i] = states[i].mutable_data_ptr<float>();
   }
+  TORCH_CHECK(!split || (parameter && parameter->scalar_type() == at::kBFloat16),
+              "zero::update_: the master weights are lower halves (int16), and the upper ones are "
+              "no parameter in bf16");
   if (parameter) {
     check(*parameter, "the parameter");
     TORCH_CHECK(parameter->scalar_type() == at::kBFloat16 || parameter->scalar_type() == at::kHalf,
@@ -94,15 +122,21 @@ bool has_kernels(c10::DeviceType type) {
   return dispatcher.findSchemaOrThrow("zero::update_", "").hasComputedKernelForDispatchKey(key);
 }
 
-void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
+bool updates_on_devices(const Optimizer& optimizer) {
+  return reach(optimizer) == Reach::element || std::holds_alternative<Muon>(optimizer);
+}
+
+void enqueue_update(const Optimizer& optimizer, const Moment& moment, double gradient_scale,
                     const Operands& operands) {
-  if (operands.master == nullptr || reach(optimizer) != Reach::element) {
+  if (operands.numel == 0) return;
+  const bool has_weights = operands.master != nullptr || operands.lower != nullptr;
+  if (!has_weights || !updates_on_devices(optimizer) ||
+      (moment.sweep == Sweep::whole) != (reach(optimizer) == Reach::element)) {
     throw ConfigError(
         fmt::format("{} cannot be updated on {}: only element-wise optimizers of fp32 "
-                    "master weights can.",
+                    "master weights can, and Muon in two sweeps.",
                     name(optimizer), operands.device.str()));
   }
-  if (operands.numel == 0) return;
   static const auto op =
       operator_of<void(const c10::intrusive_ptr<UpdateCall>&, const at::Tensor&, const at::Tensor&,
                        const std::optional<at::Tensor>&, at::TensorList)>("zero::update_");
@@ -111,8 +145,7 @@ void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double 
   };
   auto call = c10::make_intrusive<UpdateCall>();
   call->optimizer = optimizer;
-  call->step = step;
-  call->lr = lr;
+  call->moment = moment;
   call->gradient_scale = gradient_scale;
   call->gradient_limit = operands.gradient_limit;
   std::optional<at::Tensor> parameter;
@@ -124,12 +157,21 @@ void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double 
   }
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   op.call(call, tensor(operands.gradient, operands.gradient_dtype),
-          tensor(operands.master, at::kFloat), parameter, states);
+          operands.lower != nullptr ? tensor(operands.lower, at::kShort)
+                                    : tensor(operands.master, at::kFloat),
+          parameter, states);
 }
 
 void squared_norm(const at::Tensor& values, const at::Tensor& sums) {
   static const auto op =
       operator_of<void(const at::Tensor&, const at::Tensor&)>("zero::squared_norm_");
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  op.call(values, sums);
+}
+
+void squared_norms(at::TensorList values, const at::Tensor& sums) {
+  static const auto op =
+      operator_of<void(at::TensorList, const at::Tensor&)>("zero::squared_norms_");
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   op.call(values, sums);
 }

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "zero/optim/moment.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero::optim {
@@ -22,13 +23,13 @@ namespace zero::optim {
 /// The arguments of an update except its arrays: the first argument of `zero::update_`.
 struct UpdateCall final : torch::CustomClassHolder {
   Optimizer optimizer;
-  int64_t step = 1;
-  double lr = 0;
+  Moment moment;
   double gradient_scale = 1;
   float gradient_limit = 0;
 };
 
-/// Returns the arguments of a kernel of `zero::update_` as Operands. Throws c10::Error if the
+/// Returns the arguments of a kernel of `zero::update_` as Operands. `master` has fp32 numbers, or
+/// the lower halves of split master weights as int16. Throws c10::Error if the
 /// tensors do not go together: they must be contiguous, have one length and one device, and have
 /// the dtypes of Operands; and there must be as many states as the optimizer has.
 Operands operands_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
@@ -37,14 +38,22 @@ Operands operands_of(const UpdateCall& call, const at::Tensor& gradient, const a
 /// Returns whether devices of this type have kernels for the operators above.
 bool has_kernels(c10::DeviceType type);
 
-/// Does the same as `update` for operands on a device, asynchronously. Throws a ConfigError if
-/// master weights are split or the optimizer is not element-wise, and c10::Error if the device has
+/// Returns whether devices update by an optimizer. The others' states must be on the host.
+bool updates_on_devices(const Optimizer& optimizer);
+
+/// Does the same as `update`, or as the sweep that the moment says, for operands on a device,
+/// asynchronously. The operands of a sweep are those of device::with_update (device_elements.h).
+/// Throws a ConfigError if devices do not update by the optimizer, and c10::Error if the device has
 /// no kernel.
-void enqueue_update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
+void enqueue_update(const Optimizer& optimizer, const Moment& moment, double gradient_scale,
                     const Operands& operands);
 
 /// Writes the squared norm of `values` (1-D, on any device) to `sums`, two fp64 numbers on the same
 /// device: the sum, and 0 if it is finite or 1 if it is not. Asynchronous on a device.
 void squared_norm(const at::Tensor& values, const at::Tensor& sums);
+/// Does the same for each of `values`, to whose rows in `sums` (n, 2) the results go, with the same
+/// bits: a device is busier with all of them at once (`zero::squared_norms_`; one by one if the
+/// device lacks that kernel).
+void squared_norms(at::TensorList values, const at::Tensor& sums);
 
 }  // namespace zero::optim

@@ -16,6 +16,7 @@
 #include "zero/optim/algorithm.h"
 #include "zero/optim/halves.h"
 #include "zero/optim/kernels.h"
+#include "zero/optim/matrix_step.h"
 #include "zero/optim/operators.h"
 
 namespace zero::optim {
@@ -241,7 +242,7 @@ void update(const Optimizer& optimizer, int64_t step, double lr, double gradient
             const Operands& operands) {
   check_range(optimizer, operands);
   if (is_asynchronous(operands.device)) {
-    enqueue_update(optimizer, step, lr, gradient_scale, operands);
+    enqueue_update(optimizer, {step, lr}, gradient_scale, operands);
     return;
   }
   Moment moment{step, lr};
@@ -297,6 +298,11 @@ bool keeps_direction(const Optimizer& optimizer) {
 void first_sweep(const Optimizer& optimizer, int64_t step, double gradient_scale,
                  const Operands& operands, Findings& findings) {
   check_range(optimizer, operands);
+  if (is_asynchronous(operands.device)) {
+    enqueue_update(optimizer, {.step = step, .sweep = Sweep::first}, gradient_scale,
+                   to_direction(operands, findings.direction));
+    return;
+  }
   std::mutex mutex;
   std::visit(
       [&](const auto& o) {
@@ -329,7 +335,12 @@ double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t nu
 void second_sweep(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                   const Operands& operands) {
   check_range(optimizer, operands, keeps_direction(optimizer));
-  run(optimizer, {step, lr, ratio}, 1, operands);
+  const Moment moment{step, lr, ratio, Sweep::second};
+  if (is_asynchronous(operands.device)) {
+    enqueue_update(optimizer, moment, 1, operands);
+  } else {
+    run(optimizer, moment, 1, operands);
+  }
 }
 
 void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,

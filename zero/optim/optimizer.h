@@ -242,7 +242,7 @@ Optimizer without_decay(Optimizer optimizer);
 struct Operands {
   int64_t numel = 0;
   /// All arrays lie here. On a device an update is enqueued on this thread's current stream
-  /// (operators.h), and master weights may not be split.
+  /// (operators.h).
   c10::Device device{c10::kCPU};
   float* master = nullptr;    ///< fp32 weights, updated in place; null if `lower` is set
   uint16_t* lower = nullptr;  ///< their lower halves: Note [Split master weights] in halves.h

@@ -14,6 +14,11 @@ namespace zero::optim {
 // loop has at least two turns, since LibTorch does not count a loop of one turn as parallel.
 void product(const at::Tensor& c, double beta, double alpha, const at::Tensor& a,
              const at::Tensor& b) {
+  if (!c.is_cpu()) {
+    auto whole = c;
+    at::addmm_out(whole, whole, a, b, beta, alpha);
+    return;
+  }
   constexpr int64_t kPanel = 128;
   const int64_t rows = a.size(0);
   at::parallel_for(0, std::max<int64_t>(2, at::ceil_div(rows, kPanel)), 1,

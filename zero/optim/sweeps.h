@@ -50,8 +50,9 @@ struct Findings {
   float* direction = nullptr;  ///< with keeps_direction: as many elements as the operands have
 };
 
-/// Makes the first sweep over `operands`, which begin at a multiple of ExactSum::kBlock elements of
-/// its parameter, and end at one or at the end of the parameter. Adds to `findings`.
+/// Makes the first sweep over `operands`. (On a device it is enqueued, and only Muon has one
+/// there.) The operands begin at a multiple of ExactSum::kBlock elements of its parameter, and end
+/// at one or at the end of the parameter. Adds to `findings`.
 void first_sweep(const Optimizer& optimizer, int64_t step, double gradient_scale,
                  const Operands& operands, Findings& findings);
 void first_sweep_reference(const Optimizer& optimizer, int64_t step, double gradient_scale,
@@ -62,18 +63,19 @@ double ratio(const Optimizer& optimizer, const ParameterNorms& norms, int64_t nu
 /// Returns the ratio that a matrix's shape gives (Muon).
 double ratio(int64_t rows, int64_t columns);
 
-/// Makes the second sweep. `operands` have no gradient. With keeps_direction they have the
-/// direction in its place: the one that was made from the whole matrix for Reach::matrix, and
-/// from the gradient for Reach::factors.
+/// Makes the second sweep, which is enqueued on a device. `operands` have no gradient. With
+/// keeps_direction they have the direction in its place: the one that was made from the whole
+/// matrix for Reach::matrix, and from the gradient for Reach::factors.
 void second_sweep(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                   const Operands& operands);
 void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr, double ratio,
                             const Operands& operands);
 
-/// Makes a matrix (2-D, fp32, contiguous) nearly orthogonal in place. It divides the matrix by its
+/// Makes a matrix (2-D, fp32, contiguous) nearly orthogonal in place; on a device this is enqueued.
+/// It divides the matrix by its
 /// Frobenius norm, and then makes `iterations` Newton-Schulz iterations with the coefficients
 /// 3.4445, -4.775 and 2.0315, after which all singular values are near 1. Gives the same bits on
-/// any number of threads.
+/// any number of threads of the host.
 void orthogonalise(const at::Tensor& matrix, int64_t iterations);
 /// Does the same in plain loops in double; `values` are in row order.
 void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int64_t iterations);

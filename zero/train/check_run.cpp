@@ -102,7 +102,9 @@ void check_run(const Settings& given, int ranks) {
   check_profile_file(options);
   check_profile_step(options, done);
   const auto size = step_size(settings, *model, ranks);
-  check_budget(choose_tiers(config, size).config, size.parameters, ranks, size.frozen);
+  // The budget of a device does not count what lies on the host: the engine checks it.
+  if (options.device != TrainingDevice::cuda)
+    check_budget(choose_tiers(config, size).config, size.parameters, ranks, size.frozen);
   folder.make();
   probe_profile(options);
   (void)make_monitors(options);  // makes their folders

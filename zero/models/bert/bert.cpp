@@ -14,7 +14,6 @@
 #include "zero/models/layers/cross_entropy.h"
 #include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/layer_norm.h"
-#include "zero/models/layers/residual.h"
 #include "zero/models/layers/softmax.h"
 #include "zero/models/layers/tied_embedding.h"
 
@@ -98,7 +97,9 @@ void BertDenseNormImpl::reset() {
 at::Tensor BertDenseNormImpl::end_branch(const at::Tensor& x, const at::Tensor& residual,
                                          bool activates) {
   const auto y = activates ? activated_projection(dense, x, config_.activation) : dense(x);
-  return normed(norm, add_branch(drop(y, config_.hidden_dropout, is_training()), residual));
+  return add_layer_norm(drop(y, config_.hidden_dropout, is_training()), residual, norm->weight,
+                        norm->bias, norm->options.eps())
+      .norm;
 }
 
 at::Tensor BertDenseNormImpl::transform(const at::Tensor& x) {

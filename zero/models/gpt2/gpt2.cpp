@@ -109,8 +109,9 @@ void Gpt2BlockImpl::reset() {
 
 at::Tensor Gpt2BlockImpl::forward(const at::Tensor& x, KeyValueCache* cache,
                                   const AttentionMask& mask) {
-  const auto middle = add_branch(attn(layer_normed(ln_1, x), cache, mask), x);
-  return add_branch(mlp(layer_normed(ln_2, middle)), middle);
+  const auto [middle, normed] = add_layer_norm(attn(layer_normed(ln_1, x), cache, mask), x,
+                                               ln_2->weight, ln_2->bias, ln_2->options.eps());
+  return add_branch(mlp(normed), middle);
 }
 
 Gpt2Impl::Gpt2Impl(const Gpt2Config& config) : config_(config) {

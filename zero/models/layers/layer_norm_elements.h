@@ -2,7 +2,8 @@
 // zero/optim/device_elements.h.
 //
 // In forward a warp has a row, and each lane keeps its packs of the row. So the mean is known
-// before the sum of squares around it is taken.
+// before the sum of squares around it is taken. The sum that ends a residual branch is made there
+// where the norm follows it, and is written for what comes later.
 //
 // In backward, a row of C numbers has n = (x - mean) rstd and g = dy weight (Ba, Kiros and Hinton,
 // arXiv 1607.06450), and the gradients are
@@ -31,6 +32,17 @@ template <int kCount>
 constexpr float squares_of(const packs::Pack<float, kCount>& x, float mean) {
   float sum = 0;
   for (int i = 0; i < kCount; ++i) sum += (x.values[i] - mean) * (x.values[i] - mean);
+  return sum;
+}
+
+/// Returns the sum that ends a residual branch, of whose rounded numbers the norm is then taken.
+template <class Numbers, int kCount>
+constexpr packs::Pack<typename Numbers::Stored, kCount> added(
+    const packs::Pack<typename Numbers::Stored, kCount>& branch,
+    const packs::Pack<typename Numbers::Stored, kCount>& x) {
+  packs::Pack<typename Numbers::Stored, kCount> sum{};
+  for (int i = 0; i < kCount; ++i)
+    sum.values[i] = Numbers::narrow(Numbers::widen(branch.values[i]) + Numbers::widen(x.values[i]));
   return sum;
 }
 
@@ -80,11 +92,12 @@ constexpr Sums add(const Share<Numbers, kCount>& share, const packs::Pack<float,
   return sums;
 }
 
-/// Returns dx of a share. `row` has the sums of its whole row of `columns` numbers.
+/// Returns dx of a share, to which `more` is added: the gradients that x has by other ways. `row`
+/// has the sums of its whole row of `columns` numbers.
 template <class Numbers, int kCount>
 constexpr packs::Pack<typename Numbers::Stored, kCount> dx_of(
     const Share<Numbers, kCount>& share, const packs::Pack<float, kCount>& weight, Sums row,
-    int64_t columns) {
+    int64_t columns, const packs::Pack<float, kCount>& more = {}) {
   const auto dy = packs::widened<Numbers, kCount>(share.dy);
   const auto x = packs::widened<Numbers, kCount>(share.x);
   const float one = 1.0F / static_cast<float>(columns);
@@ -94,7 +107,8 @@ constexpr packs::Pack<typename Numbers::Stored, kCount> dx_of(
   for (int i = 0; i < kCount; ++i) {
     const float normed = (x.values[i] - share.mean) * share.rstd;
     const float g = dy.values[i] * weight.values[i];
-    result.values[i] = Numbers::narrow((g - plain - normed * normed_mean) * share.rstd);
+    result.values[i] =
+        Numbers::narrow((g - plain - normed * normed_mean) * share.rstd + more.values[i]);
   }
   return result;
 }

@@ -7,6 +7,11 @@
 
 namespace zero {
 
+/// The sum of a residual branch and what it began with, and the norm of that.
+struct SumAndNorm {
+  at::Tensor sum, norm;  ///< (..., C)
+};
+
 /// Returns branch + x of one shape. A branch's output is fresh and no backward needs it, so the sum
 /// may take its place: not under autocast, where it has fewer bits than the sum. It is a view of
 /// rows, too: where a view is written, autograd copies the gradient several times in backward,

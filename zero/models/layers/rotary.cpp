@@ -1,10 +1,18 @@
 #include "zero/models/layers/rotary.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorOptions.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <optional>
+
+#include "zero/base/traced.h"
 
 namespace zero {
 namespace {
@@ -82,7 +90,56 @@ Frequencies frequencies(const RotaryOptions& options, int64_t dim, int64_t conte
   return {powers(options.theta, dim)};
 }
 
+constexpr const char* kRotate = "zero::rotate";
+
+bool has_rotary_kernel(const at::Tensor& x, const at::Tensor& cosines, at::ScalarType dtype) {
+  if (on_cpu(x) || x.scalar_type() != dtype || x.dim() != 4 || cosines.size(-1) != x.size(-1) ||
+      !(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf))
+    return false;
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
+  return c10::Dispatcher::singleton().findSchemaOrThrow(kRotate, "").hasKernelForDispatchKey(key);
+}
+
+at::Tensor turn_heads(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
+                      bool back) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(kRotate, "")
+          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>();
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return op.call(x.contiguous(), cosines, sines, back);
+}
+
+// Backward is a rotation too, so that it is differentiable any number of times.
+class Rotate : public torch::autograd::Function<Rotate> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& cosines, const at::Tensor& sines, bool back) {
+    context->save_for_backward({cosines, sines});
+    context->saved_data["back"] = back;
+    return turn_heads(x, cosines, sines, back);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const bool back = context->saved_data.at("back").toBool();
+    return {Rotate::apply(gradients[0], saved[0], saved[1], !back), {}, {}, {}};
+  }
+};
+
+// Computes the shape alone, for traces.
+at::Tensor rotate_on_meta(const at::Tensor& x, const at::Tensor& /*cosines*/,
+                          const at::Tensor& /*sines*/, bool /*back*/) {
+  return at::empty_like(x);
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(zero, Meta, library) { library.impl("rotate", &rotate_on_meta); }
+
+TORCH_LIBRARY_FRAGMENT(zero, library) {
+  library.def("rotate(Tensor x, Tensor cosines, Tensor sines, bool back) -> Tensor");
+}
 
 RotaryTable rotary_table(const RotaryOptions& options, int64_t head_dim, int64_t context,
                          int64_t sequence, c10::Device device) {
@@ -100,6 +157,10 @@ RotaryTable rows_at(const RotaryTable& table, const at::Tensor& positions) {
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table, at::ScalarType dtype) {
+  if (has_rotary_kernel(x, table.cosines, dtype)) {
+    return Rotate::apply(x, table.cosines.to(dtype).contiguous(),
+                         table.sines.to(dtype).contiguous(), false);
+  }
   const auto halves = x.chunk(2, -1);
   const auto turned = at::cat({halves[1].neg(), halves[0]}, -1);
   return x * table.cosines.to(dtype) + turned * table.sines.to(dtype);

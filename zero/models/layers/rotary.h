@@ -53,7 +53,8 @@ RotaryTable rotary_table(const RotaryOptions& options, int64_t head_dim, int64_t
 RotaryTable rows_at(const RotaryTable& table, const at::Tensor& positions);
 
 /// Turns queries or keys x (B, T, H, D). Cosines and sines are rounded to `dtype` first, which is
-/// that of the hidden states.
+/// that of the hidden states. Devices with the kernel `zero::rotate` (Note [Kernels of a device] in
+/// zero/optim/operators.h) make one pass, and round the result once.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table, at::ScalarType dtype);
 
 }  // namespace zero

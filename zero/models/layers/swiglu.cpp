@@ -1,15 +1,27 @@
 #include "zero/models/layers/swiglu.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "zero/base/traced.h"
 
 namespace zero {
 namespace {
 
 struct Silu {
+  static constexpr bool kGelu = false;
   static at::Tensor values(const at::Tensor& x) { return at::silu(x); }
   static at::Tensor gradient(const at::Tensor& dy, const at::Tensor& x) {
     return at::silu_backward(dy, x);
@@ -17,11 +29,53 @@ struct Silu {
 };
 
 struct TanhGelu {
+  static constexpr bool kGelu = true;
   static at::Tensor values(const at::Tensor& x) { return at::gelu(x, "tanh"); }
   static at::Tensor gradient(const at::Tensor& dy, const at::Tensor& x) {
     return at::gelu_backward(dy, x, "tanh");
   }
 };
+
+constexpr const char *kGate = "zero::gate", *kGateBackward = "zero::gate_backward";
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+
+bool has_gate_kernel(const at::Tensor& gate, const at::Tensor& up) {
+  const auto dtype = gate.scalar_type();
+  const bool suits = !on_cpu(gate) && up.scalar_type() == dtype && up.sizes() == gate.sizes() &&
+                     (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+  if (!suits) return false;
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, gate.device());
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(kGateBackward, "")
+      .hasKernelForDispatchKey(key);
+}
+
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow(kGate, "")
+                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, bool)>();
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return op.call(gate.contiguous(), up.contiguous(), gelu);
+}
+
+TwoTensors gate_gradients(const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up,
+                          bool gelu) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(kGateBackward, "")
+          .typed<TwoTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>();
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return op.call(dy.contiguous(), gate.contiguous(), up.contiguous(), gelu);
+}
+
+// Compute the shapes alone, for traces.
+at::Tensor gate_on_meta(const at::Tensor& gate, const at::Tensor& /*up*/, bool /*gelu*/) {
+  return at::empty_like(gate);
+}
+TwoTensors gate_backward_on_meta(const at::Tensor& /*dy*/, const at::Tensor& gate,
+                                 const at::Tensor& up, bool /*gelu*/) {
+  return {at::empty_like(gate), at::empty_like(up)};
+}
 
 template <class Activation>
 class Gate : public torch::autograd::Function<Gate<Activation>> {
@@ -29,6 +83,7 @@ class Gate : public torch::autograd::Function<Gate<Activation>> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& gate,
                             const at::Tensor& up) {
     context->save_for_backward({gate, up});
+    if (has_gate_kernel(gate, up)) return gated(gate, up, Activation::kGelu);
     return Activation::values(gate).mul_(up);
   }
 
@@ -37,11 +92,25 @@ class Gate : public torch::autograd::Function<Gate<Activation>> {
     const auto saved = context->get_saved_variables();
     const auto &gate = saved[0], &up = saved[1];
     const auto& dy = gradients[0];
+    if (!at::GradMode::is_enabled() && has_gate_kernel(gate, up)) {
+      auto [of_gate, of_up] = gate_gradients(dy, gate, up, Activation::kGelu);
+      return {of_gate, of_up};
+    }
     return {Activation::gradient(dy * up, gate), dy * Activation::values(gate)};
   }
 };
 
 }  // namespace
+
+TORCH_LIBRARY_IMPL(zero, Meta, library) {
+  library.impl("gate", &gate_on_meta);
+  library.impl("gate_backward", &gate_backward_on_meta);
+}
+
+TORCH_LIBRARY_FRAGMENT(zero, library) {
+  library.def("gate(Tensor gate, Tensor up, bool gelu) -> Tensor");
+  library.def("gate_backward(Tensor dy, Tensor gate, Tensor up, bool gelu) -> (Tensor, Tensor)");
+}
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   return Gate<Silu>::apply(gate, up);

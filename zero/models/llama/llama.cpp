@@ -99,11 +99,11 @@ at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTable& table
                                    const AttentionMask& mask, KeyValueCache* cache, size_t layer) {
   const auto seen = self_attn(input_layernorm(x), table, mask, cache, layer);
   if (!config_.branch_norms) {
-    const auto middle = add_branch(seen, x);
-    return add_branch(mlp(post_attention_layernorm(middle)), middle);
+    const auto [middle, normed] = post_attention_layernorm->add(seen, x);
+    return add_branch(mlp(normed), middle);
   }
-  const auto middle = add_branch(post_attention_layernorm(seen), x);
-  return add_branch(post_feedforward_layernorm(mlp(pre_feedforward_layernorm(middle))), middle);
+  const auto [middle, normed] = pre_feedforward_layernorm->add(post_attention_layernorm(seen), x);
+  return add_branch(post_feedforward_layernorm(mlp(normed)), middle);
 }
 
 LlamaBodyImpl::LlamaBodyImpl(const LlamaConfig& config) : config_(config) { reset(); }

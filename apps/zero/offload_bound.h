@@ -1,0 +1,49 @@
+// The least time that a step with states off the device can take on this machine: of what computes,
+// of the copies each way, and of the host's updates the longest. `zero bench step` prints it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "apps/zero/bench.h"
+#include "zero/comm/group.h"
+#include "zero/optim/optimizer.h"
+
+namespace zero::app::benchmarks {
+
+/// What a rank's resources do in a second while all ranks use theirs; of the slowest rank.
+struct OffloadSpeeds {
+  double products = 0;  ///< FLOPs
+  double down = 0;      ///< bytes from the device to the host
+  double up = 0;        ///< bytes from the host to the device
+  double update = 0;    ///< bytes that updates on the host pass over
+  Json json() const;
+};
+/// Measures them, but not the products. Collective.
+OffloadSpeeds measure_offload(comm::Group& ranks, const Optimizer& optimizer,
+                              at::ScalarType parameters, double products);
+
+/// What a step asks of them.
+struct OffloadWork {
+  double flops = 0;
+  double down = 0;  ///< bytes
+  double up = 0;
+  double update = 0;
+};
+
+struct OffloadBound {
+  struct Resource {
+    std::string_view name;
+    double amount = 0;  ///< FLOPs or bytes of a step
+    double speed = 0;
+    double seconds() const { return amount / speed; }
+  };
+  OffloadBound(const OffloadWork& work, const OffloadSpeeds& speeds);
+  std::array<Resource, 4> resources;
+  /// Returns the resource that takes the longest.
+  const Resource& binds() const;
+  Json json() const;
+};
+
+}  // namespace zero::app::benchmarks
