@@ -22,6 +22,7 @@
 #include "apps/zero/ranks.h"
 #include "apps/zero/subcommands.h"
 #include "zero/comm/agreement.h"
+#include "zero/comm/gather_records.h"
 #include "zero/comm/group.h"
 #include "zero/comm/job.h"
 #include "zero/config/fields.h"
@@ -113,10 +114,12 @@ std::string dump(const fields::Json& json) {
   return json.dump(-1, ' ', false, fields::Json::error_handler_t::replace);
 }
 
-/// Returns the plan of a run on `hosts` hosts like this one, which is measured first.
+/// Returns the plan of a run on `hosts` hosts like this one, which is measured first, together with
+/// the others.
 train::PlannedRun plan_here(const Settings& settings, int ranks, int hosts = 1,
                             const plan::Link& network = {}, const plan::OfHosts& together = {}) {
-  if (settings.program.threads) at::set_num_threads(static_cast<int>(*settings.program.threads));
+  if (settings.program.threads && !together)
+    at::set_num_threads(static_cast<int>(*settings.program.threads));
   const auto machines = [&](const Config& config) {
     auto cluster = plan::measured_here(ranks / hosts, config.nvme_folders(), together);
     if (hosts > 1) {
@@ -148,6 +151,10 @@ void print_plan(const Settings& settings, const train::PlannedRun& planned) {
 /// Plans a run whose ranks a launcher has started on several hosts, and prints the plan on the
 /// first rank. Collective.
 void plan_on_hosts(const Settings& settings, comm::Group& group) {
+  // All ranks measure with as many threads.
+  const auto threads = comm::gather_records(
+      group, settings.program.threads.value_or(at::get_num_threads()), "threads");
+  at::set_num_threads(static_cast<int>(std::ranges::min(threads)));
   const auto network = plan::measured_network(group);
   // The first rank of each host measures for its host's ranks, at the same time as the others.
   std::optional<train::PlannedRun> planned;

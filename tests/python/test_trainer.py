@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,9 @@ def trainer_job(
     if fused:
         import libzero.hf
 
+        calls: list[int] = []
+        whole_loss = libzero._head.linear_cross_entropy
+        libzero._head.linear_cross_entropy = lambda *values, **keywords: calls.append(1) or whole_loss(*values, **keywords)
         libzero.hf.use_linear_cross_entropy(model)
     common: dict[str, Any] = dict(train_dataset=Tokens(1), eval_dataset=Tokens(2, 32, whole=True))
     if odd:
@@ -133,6 +137,9 @@ def trainer_job(
     if evaluate_first:
         trainer.evaluate()
     trainer.train(resume_from_checkpoint=resume or None)
+    if fused:
+        libzero._head.linear_cross_entropy = whole_loss
+        assert len(calls) == trainer.state.max_steps * trainer.args.gradient_accumulation_steps, len(calls)
     seen = seen_by(trainer)
     seen["evaluated"] = [trainer.evaluate()["eval_loss"]]
     predicted = trainer.predict(Tokens(5, 14))
@@ -262,10 +269,21 @@ def refusals_job(folder: str, size: int) -> dict[str, Any]:
     gemma = libzero.hf.use_linear_cross_entropy(transformers.Gemma2ForCausalLM(capped))
     words = torch.arange(8).reshape(1, 8)
     assert gemma.eval()(words, labels=words).logits.shape == (1, 8, 32)
-    bert = transformers.BertConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    phi = transformers.PhiConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    t5 = transformers.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    taken = libzero.hf.use_linear_cross_entropy(gpt2())
+    assert "logits" not in pickle.loads(pickle.dumps(taken))(words, labels=words)
+    prepared = gpt2()
+    prepared.forward = prepared.forward
+    said_of = {
+        "softcapping": lambda: gemma.train()(words, labels=words),
+        "without bias": lambda: libzero.hf.use_linear_cross_entropy(transformers.PhiForCausalLM(phi)),
+        "loss_function": lambda: libzero.hf.use_linear_cross_entropy(transformers.T5ForConditionalGeneration(t5)),
+        "wrapped already": lambda: libzero.hf.use_linear_cross_entropy(prepared),
+    }
+    for word, function in said_of.items():
+        assert word in said(function), word
     return {
-        "logits that change": said(lambda: gemma.train()(words, labels=words)),
-        "another head": said(lambda: libzero.hf.use_linear_cross_entropy(transformers.BertForMaskedLM(bert))),
         "clipping": said(lambda: trainer({"gradient_clipping": 2.0})),
         "micro-batches": said(lambda: trainer({"gradient_accumulation_steps": 4})),
         "optimizer": said(lambda: trainer({"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}})),

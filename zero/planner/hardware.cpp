@@ -280,7 +280,8 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
                        fmt::join(keys, ", ")));
     }
     const double number = value.is_number() ? value.get<double>() : NAN;
-    if (!std::isfinite(number) || !(number > 0))
+    const bool zero = number == 0 && key.ends_with("_processors");
+    if (!std::isfinite(number) || !(number > 0 || zero))
       fail(fmt::format("'{}' is {}; it must be a number above 0.", key, value.dump()));
     if (found->part && number > 1)
       fail(fmt::format("'{}' is {}; it is a part, and at most 1.", key, value.dump()));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -174,6 +175,16 @@ double OperatorSpeed::seconds_of(const OperatorCall& call) const {
   }
 }
 
+void OperatorSpeed::check_hosts_measure(const OperatorCall& call) const {
+  if (!hosts_) return;
+  constexpr size_t kExact = size_t{1} << 53;  // whole numbers that a double holds
+  const auto all = hosts_(static_cast<double>(std::hash<std::string>()(call.key) % kExact));
+  if (std::ranges::adjacent_find(all, std::ranges::not_equal_to()) == all.end()) return;
+  throw ConfigError(
+      "The hosts would measure different operators, because they have different memory or numbers "
+      "of processors. Plan the run from figures: zero plan --hardware.");
+}
+
 void OperatorSpeed::measure(Trace& trace, const Device& device, at::ScalarType dtype) {
   // Long operators are large products, which reach what `device` says.
   constexpr double kLongest = 0.25;
@@ -186,6 +197,7 @@ void OperatorSpeed::measure(Trace& trace, const Device& device, at::ScalarType d
     auto found = known_.find(call.key);
     if (found == known_.end()) {
       if (modelled > kLongest || spent_ > kAll) continue;
+      check_hosts_measure(call);
       const auto begin = std::chrono::steady_clock::now();
       found = known_.emplace(call.key, seconds_of(call)).first;
       const double spent =

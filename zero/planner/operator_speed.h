@@ -59,6 +59,7 @@ class OperatorSpeed {
 
  private:
   double seconds_of(const OperatorCall& call) const;
+  void check_hosts_measure(const OperatorCall& call) const;
 
   int64_t ranks_;
   OfHosts hosts_;

@@ -97,6 +97,8 @@ PlannedRun plan_run(const Settings& given, int ranks, int hosts,
     planned.run = evaluate();
   } catch (const ConfigError&) {
     throw;
+  } catch (const CommError&) {
+    throw;
   } catch (const Error&) {  // attention with dropout computes its scores, which cannot be traced
     sizes->set_dropout(0);
     planned.run = evaluate();
