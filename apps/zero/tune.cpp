@@ -25,7 +25,6 @@
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
-#include "zero/base/json_kind.h"
 #include "zero/checkpoint/file.h"
 #include "zero/config/fields.h"
 #include "zero/config/settings.h"
@@ -154,8 +153,6 @@ std::vector<Candidate> candidates_of(const Options& o, const plan::Question& que
 Json settings_of(const Options& o) {
   if (o.config.empty()) return Json::object();
   const auto file = fields::parse_json(fields::read_text(o.config), o.config);
-  if (const auto kind = kind_of(file); kind != JsonKind::training && kind != JsonKind::unknown)
-    throw ConfigError(fmt::format("--config {} is {}.", o.config, what_it_is(kind)));
   return Json::parse(fields::with_present_names(file, o.config).dump());
 }
 

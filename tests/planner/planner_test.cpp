@@ -159,8 +159,9 @@ TEST(Planner, HidesUpdatesBesideOtherWork) {
     const auto delayed = of(Updates::delayed);
     printf("%-10s in the step %.1f ms, in backward %.1f, delayed %.1f\n", device,
            1e3 * usual.time.seconds, 1e3 * in_backward.time.seconds, 1e3 * delayed.time.seconds);
-    EXPECT_LT(in_backward.time.seconds, 0.98 * usual.time.seconds);
-    EXPECT_LT(delayed.time.seconds, 1.001 * in_backward.time.seconds);
+    // Few of its units are ready before backward ends: the largest is the embedding.
+    EXPECT_LT(in_backward.time.seconds, usual.time.seconds);
+    EXPECT_LT(delayed.time.seconds, 0.98 * in_backward.time.seconds);
     EXPECT_GT(delayed.time.seconds, usual.time.compute);
     // Sums of updates in backward are no gradients that stay, and new parameters lie apart.
     EXPECT_EQ(in_backward.memory.of(Category::gradients), 0);

@@ -9,7 +9,6 @@
 #include <cmath>
 
 #include "zero/base/error.h"
-#include "zero/base/json_kind.h"
 
 namespace zero::fields {
 
@@ -400,13 +399,6 @@ void Keys::check(const Json& file, const std::string& prefix, Report& report,
     report.refuse(prefix.empty() ? "" : name,
                   fmt::format("{} is {}; it must be an object {{...}}.", name, show(file)));
     return;
-  }
-  const auto kind = kind_of(file);
-  if (prefix.empty() && kind != JsonKind::training && kind != JsonKind::unknown) {
-    throw ConfigError(
-        fmt::format("The configuration is {}. Give one of training, as "
-                    "{{\"zero_optimization\": {{\"stage\": 2}}}}.",
-                    what_it_is(kind)));
   }
   check(file, "", prefix, report, passes_over);
 }

@@ -8,6 +8,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
+#include "zero/base/json_kind.h"
 
 namespace zero::fields {
 
@@ -63,14 +64,20 @@ std::string plain_json(std::string_view text) {
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view origin) {
+  Json json;
   try {
-    return zero::parse_json(plain_json(text));
+    json = zero::parse_json(plain_json(text));
   } catch (const Error& error) {
     throw ConfigError(fmt::format(
         "{} {}. A configuration is a JSON object, as {{\"train\": {{\"steps\": 100}}}}; "
         "comments and a comma behind the last value are allowed.",
         origin, error.what()));
   }
+  const auto kind = kind_of(json);
+  if (kind == JsonKind::unknown || kind == JsonKind::training) return json;
+  throw ConfigError(fmt::format(
+      "{} is {}. Give a configuration of training, as {{\"zero_optimization\": {{\"stage\": 2}}}}.",
+      origin, what_it_is(kind)));
 }
 
 std::string read_text(const std::string& path) {
