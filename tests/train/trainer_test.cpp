@@ -99,6 +99,25 @@ class TrainerTest : public ::testing::Test {
   Config config_;
 };
 
+TEST_F(TrainerTest, AnOptimizerThatWarmsUpTellsTheRateInForce) {
+  const auto rates = [&](std::optional<int64_t> own, std::optional<int64_t> of_the_run) {
+    config_.optimizer = ScheduleFreeAdamW{.lr = 0.01, .warmup_steps = own};
+    options_.warmup = of_the_run;
+    options_.steps = 20;
+    options_.overwrite = true;
+    Heard heard;
+    Trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard))).train();
+    std::vector<double> first;
+    for (size_t i = 0; i < 4; ++i) first.push_back(heard.steps.at(i).lr);
+    return first;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(rates({}, {}), ElementsAre(0.005, 0.01, 0.01, 0.01)) << "a tenth of the steps";
+  EXPECT_THAT(rates(0, {}), ElementsAre(0.01, 0.01, 0.01, 0.01));
+  EXPECT_THAT(rates(4, {}), ElementsAre(0.0025, 0.005, 0.0075, 0.01));
+  EXPECT_THAT(rates(4, 0), ElementsAre(0.01, 0.01, 0.01, 0.01));
+}
+
 // Sees in each step whether operators are asked to be deterministic, and calls one that is not.
 class DeterministicWatch final : public Monitor {
  public:

@@ -79,7 +79,7 @@ Settings completed(Settings settings) {
   settings.program.micro_batch_size = micro_batch_of(settings.program);
   if (!settings.engine.optimizer) settings.engine.optimizer = kDefaultOptimizer;
   if (auto* chosen = std::get_if<ScheduleFreeAdamW>(&*settings.engine.optimizer);
-      chosen != nullptr && (settings.program.warmup || chosen->warmup_steps == 0))
+      chosen != nullptr && (settings.program.warmup || !chosen->warmup_steps))
     chosen->warmup_steps = warmup_of(settings.program);
   return settings;
 }
