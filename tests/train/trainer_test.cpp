@@ -41,6 +41,27 @@ TEST(KeepGlobalBatch, SharesTheMicroBatchesAmongOtherRanksOrAsksForOtherBatches)
   }
 }
 
+TEST(OverrideSettings, KeepsWhatASectionOfTheSameKindOfOptimizerLeavesOut) {
+  const auto over = [](std::string_view saved, std::string_view given) {
+    const auto all = override_settings(fmt::format(R"({{"optimizer": {}}})", saved),
+                                       fmt::format(R"({{"optimizer": {}}})", given), "here");
+    return nlohmann::json::parse(all).at("optimizer").at("params");
+  };
+  using nlohmann::json;
+  const auto* adam = R"({"type": "Adam", "params": {"eps": 0.5, "adam_w_mode": false}})";
+  EXPECT_EQ(over(adam, R"({"type": "adam", "params": {"lr": 2}})"),
+            json({{"eps", 0.5}, {"adam_w_mode", false}, {"lr", 2}}));
+  EXPECT_EQ(over(adam, R"({"type": "Lion", "params": {"lr": 2}})"), json({{"lr", 2}}));
+  // A name that stands for values says them.
+  const auto apollo =
+      over(R"({"type": "Apollo", "params": {"rank": 8, "lr": 0.5, "update_proj_gap": 9}})",
+           R"({"type": "apollo_mini", "params": {"lr": 2}})");
+  EXPECT_EQ(apollo.at("rank"), 1);
+  EXPECT_EQ(apollo.at("scale_type"), "tensor");
+  EXPECT_EQ(apollo.at("update_proj_gap"), 9);
+  EXPECT_EQ(apollo.at("lr"), 2);
+}
+
 struct Heard {
   std::vector<StepReport> steps;
   std::vector<ValidationReport> validations;
