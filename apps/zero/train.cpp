@@ -188,6 +188,7 @@ int train(const Arguments& arguments) {
   auto asked = run_asked_for(line, text, origin);
   const auto file_given = fields::with_present_names(fields::parse_json(text, origin), origin);
   const auto as_given = line.over(file_given);
+  const CommandLine line_given = line;
   const auto jobs = comm::launched_jobs();
   const bool restarted = std::ranges::any_of(jobs, &comm::LaunchedJob::restarted);
   const auto resume = train::with_auto_resume(asked.program, jobs);
@@ -213,6 +214,13 @@ int train(const Arguments& arguments) {
     const auto configuration =
         asked.batch ? saved->configuration : train::keep_global_batch(*saved, ranks.size());
     text = train::override_settings(configuration, text, origin);
+    // What the section of the command line leaves out is the checkpoint's, too.
+    for (auto& [row, value] : line.values) {
+      if (row->key != "optimizer") continue;
+      const auto given = dump({{row->key, value}});
+      value = fields::Json::parse(train::override_settings(configuration, given, "--optimizer"))
+                  .at(row->key);
+    }
     if (origin.empty()) origin = "The checkpoint";
   }
   auto file = line.over(fields::with_present_names(fields::parse_json(text, origin), origin));
@@ -260,7 +268,7 @@ int train(const Arguments& arguments) {
   if (ranks.first()) train::check_run(settings, ranks.size());
   return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& host) {
     const auto group = train::on_training_device(host, settings.program.device, warn);
-    const Origins origins(file_given, line,
+    const Origins origins(file_given, line_given,
                           saved ? fields::Json::parse(saved->configuration) : fields::Json());
     std::vector<std::unique_ptr<train::Monitor>> monitors;
     monitors.push_back(origins_monitor(train::RunFolder(settings.program.out).log(), origins));

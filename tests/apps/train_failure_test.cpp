@@ -50,6 +50,15 @@ TEST_F(TrainFailure, OptionsThatMakeNoSense) {
   EXPECT_THAT(error({"--model", "/no/such/model.json"}, 2), HasSubstr("/no/such/model.json"));
   EXPECT_THAT(error({"--seq", "65"}, 2), AllOf(HasSubstr("'seq' is 65"), HasSubstr("64")));
   EXPECT_THAT(error({"--vocab-size", "100"}, 2), HasSubstr("256"));
+  std::filesystem::create_directory(folder_ / "small");
+  write_file(folder_ / "small/config.json", R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 1,
+      "n_head": 2, "n_positions": 64, "vocab_size": 200})");
+  const std::string small = folder_ / "small";
+  EXPECT_THAT(error({"--from", small}, 2),
+              AllOf(HasSubstr("vocabulary of 256 tokens"),
+                    HasSubstr("zero data prepare --tokenizer " + small)));
+  EXPECT_THAT(error({"--from", small, "--vocab-size", "256"}, 2),
+              AllOf(HasSubstr("--vocab-size is 256"), HasSubstr("200")));
   EXPECT_THAT(error({"--eval-batches", "2"}, 2), HasSubstr("--eval-tokens"));
   EXPECT_THAT(error({"surplus"}, 2), HasSubstr("'surplus'"));
   EXPECT_FALSE(std::filesystem::exists(folder_.out()));

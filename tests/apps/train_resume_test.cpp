@@ -62,13 +62,14 @@ TEST_F(TrainResume, TellsWhatTheCommandLineAndTheFileChange) {
   train_four_steps();
   const std::string file = folder_ / "more.json";
   write_file(file, R"({"gradient_clipping": 0.5, "train": {"steps": 9, "log_every": 3}})");
-  const auto outcome = resume({"--steps", "6", "--lr", "0.002", "--config", file});
+  const auto outcome =
+      resume({"--steps", "6", "--lr", "0.002", "--config", file, "--optimizer", "adamw:eps=1e-7"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(folder_.steps().back()["lr"], 0.002);
   EXPECT_THAT(last_config()["changes"],
-              ::testing::UnorderedElementsAre("steps 4 -> 6", "log_every 1 -> 3",
-                                              "gradient_clipping 1.0 -> 0.5",
-                                              "optimizer.params.lr 0.004 -> 0.002"));
+              ::testing::UnorderedElementsAre(
+                  "steps 4 -> 6", "log_every 1 -> 3", "gradient_clipping 1.0 -> 0.5",
+                  "optimizer.params.eps 1e-08 -> 1e-07", "optimizer.params.lr 0.004 -> 0.002"));
   EXPECT_THAT(outcome.out, HasSubstr("changed   optimizer.params.lr 0.004 -> 0.002\n"));
 }
 

@@ -41,6 +41,27 @@ TEST(KeepGlobalBatch, SharesTheMicroBatchesAmongOtherRanksOrAsksForOtherBatches)
   }
 }
 
+TEST(OverrideSettings, KeepsWhatASectionOfTheSameKindOfOptimizerLeavesOut) {
+  const auto over = [](std::string_view saved, std::string_view given) {
+    const auto all = override_settings(fmt::format(R"({{"optimizer": {}}})", saved),
+                                       fmt::format(R"({{"optimizer": {}}})", given), "here");
+    return nlohmann::json::parse(all).at("optimizer").at("params");
+  };
+  using nlohmann::json;
+  const auto* adam = R"({"type": "Adam", "params": {"eps": 0.5, "adam_w_mode": false}})";
+  EXPECT_EQ(over(adam, R"({"type": "adam", "params": {"lr": 2}})"),
+            json({{"eps", 0.5}, {"adam_w_mode", false}, {"lr", 2}}));
+  EXPECT_EQ(over(adam, R"({"type": "Lion", "params": {"lr": 2}})"), json({{"lr", 2}}));
+  // A name that stands for values says them.
+  const auto apollo =
+      over(R"({"type": "Apollo", "params": {"rank": 8, "lr": 0.5, "update_proj_gap": 9}})",
+           R"({"type": "apollo_mini", "params": {"lr": 2}})");
+  EXPECT_EQ(apollo.at("rank"), 1);
+  EXPECT_EQ(apollo.at("scale_type"), "tensor");
+  EXPECT_EQ(apollo.at("update_proj_gap"), 9);
+  EXPECT_EQ(apollo.at("lr"), 2);
+}
+
 struct Heard {
   std::vector<StepReport> steps;
   std::vector<ValidationReport> validations;
@@ -98,6 +119,25 @@ class TrainerTest : public ::testing::Test {
   Options options_;
   Config config_;
 };
+
+TEST_F(TrainerTest, AnOptimizerThatWarmsUpTellsTheRateInForce) {
+  const auto rates = [&](std::optional<int64_t> own, std::optional<int64_t> of_the_run) {
+    config_.optimizer = ScheduleFreeAdamW{.lr = 0.01, .warmup_steps = own};
+    options_.warmup = of_the_run;
+    options_.steps = 20;
+    options_.overwrite = true;
+    Heard heard;
+    Trainer(settings(), comm::single(), monitors(std::make_unique<Listener>(heard))).train();
+    std::vector<double> first;
+    for (size_t i = 0; i < 4; ++i) first.push_back(heard.steps.at(i).lr);
+    return first;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(rates({}, {}), ElementsAre(0.005, 0.01, 0.01, 0.01)) << "a tenth of the steps";
+  EXPECT_THAT(rates(0, {}), ElementsAre(0.01, 0.01, 0.01, 0.01));
+  EXPECT_THAT(rates(4, {}), ElementsAre(0.0025, 0.005, 0.0075, 0.01));
+  EXPECT_THAT(rates(4, 0), ElementsAre(0.01, 0.01, 0.01, 0.01));
+}
 
 // Sees in each step whether operators are asked to be deterministic, and calls one that is not.
 class DeterministicWatch final : public Monitor {

@@ -31,7 +31,8 @@ namespace zero::optim {
 template <class T>
 struct Limit {
   std::string_view name;  ///< its name in errors
-  std::variant<double T::*, int64_t T::*, std::optional<double> T::*> member;
+  std::variant<double T::*, int64_t T::*, std::optional<double> T::*, std::optional<int64_t> T::*>
+      member;
   std::optional<double> least = {};
   std::optional<double> most = {};
   std::optional<double> below = {};
@@ -45,6 +46,8 @@ struct Algorithm {
   std::array<Sign, kMostStates> signs{};  ///< signs of the states' values
   /// Returns the name if it depends on the values. Null means that it is always `name`.
   std::string_view (*name_of)(const T&) = nullptr;
+  /// Returns the rate in force, of an optimizer that warms up by itself. Null: it is Moment::lr.
+  double (*rate)(const T&, Moment) = nullptr;
   /// Returns the number of optim::evaluated. Null: the optimizer evaluates what it trains.
   double (*evaluated)(const T&) = nullptr;
   /// Throws a ConfigError if values do not go together.

@@ -106,9 +106,8 @@ void check_values(const T& optimizer) {
     std::visit(
         [&](const auto& member) {
           const auto& value = optimizer.*member;
-          if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>,
-                                       std::optional<double>>) {
-            if (value) check_number(limit, *value);
+          if constexpr (requires { value.has_value(); }) {
+            if (value) check_number(limit, static_cast<double>(*value));
           } else {
             check_number(limit, static_cast<double>(value));
           }
@@ -143,6 +142,15 @@ std::string_view name(const Optimizer& optimizer) {
       [](const auto& o) {
         const auto& known = algorithm_of(o);
         return known.name_of ? known.name_of(o) : known.name;
+      },
+      optimizer);
+}
+
+double rate_in_force(const Optimizer& optimizer, double lr, int64_t step) {
+  return std::visit(
+      [&](const auto& o) {
+        const auto of = algorithm_of(o).rate;
+        return of ? of(o, {.step = step, .lr = lr}) : lr;
       },
       optimizer);
 }

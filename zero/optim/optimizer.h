@@ -185,9 +185,9 @@ struct ScheduleFreeAdamW {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.0;  ///< decoupled, of y
-  /// The rate of step t is lr * min(1, t / warmup_steps). A warm-up that `Engine::set_lr` makes
-  /// instead does not count in the shares.
-  int64_t warmup_steps = 0;
+  /// The rate of step t is lr * min(1, t / warmup_steps). None is 0, but `zero train` then takes
+  /// its own warm-up. A warm-up that `Engine::set_lr` makes instead does not count in the shares.
+  std::optional<int64_t> warmup_steps{};
   bool operator==(const ScheduleFreeAdamW&) const = default;
   static const optim::Algorithm<ScheduleFreeAdamW>& algorithm();
 };
@@ -226,6 +226,10 @@ std::array<Sign, kMostStates> state_signs(const Optimizer& optimizer);
 
 /// Returns the name of an optimizer in configuration files, such as "AdamW".
 std::string_view name(const Optimizer& optimizer);
+
+/// Returns the rate that an update number `step` (1 for the first) has in force, where `lr` is that
+/// of the schedule: an optimizer may warm up by itself.
+double rate_in_force(const Optimizer& optimizer, double lr, int64_t step);
 
 /// Returns k if the weights for evaluation are p + k (s - p), with the weights p that are trained
 /// and the first state s; nothing if they are p. A parameter without updates so far has no s yet.

@@ -56,6 +56,7 @@ const optim::Algorithm<ScheduleFreeAdamW>& ScheduleFreeAdamW::algorithm() {
             return std::vector<std::string_view>{"z", "exp_avg_sq"};
           },
       .signs = {optim::Sign::either, optim::Sign::positive},
+      .rate = &optim::ScheduleFreeStep<double>::rate_of,
       .evaluated = [](const ScheduleFreeAdamW& o) { return 1 - 1 / o.beta1; },
       .check =
           [](const ScheduleFreeAdamW& o) {

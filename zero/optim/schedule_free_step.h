@@ -36,14 +36,16 @@ struct ScheduleFreeStep {
 
   /// Returns the rate of a step, with the warm-up.
   static double rate_of(const ScheduleFreeAdamW& o, Moment moment) {
-    if (moment.step >= o.warmup_steps) return moment.lr;
-    return moment.lr * static_cast<double>(moment.step) / static_cast<double>(o.warmup_steps);
+    const int64_t warmup = o.warmup_steps.value_or(0);
+    if (moment.step >= warmup) return moment.lr;
+    return moment.lr * static_cast<double>(moment.step) / static_cast<double>(warmup);
   }
   /// Returns c of a step. The sum of the squares 1 to n is n (n + 1) (2 n + 1) / 6.
   static double share_of(const ScheduleFreeAdamW& o, int64_t step) {
     const auto t = static_cast<double>(step);
-    const auto warm = static_cast<double>(std::min(step, o.warmup_steps));
-    if (step <= o.warmup_steps) return 6 * t / ((t + 1) * (2 * t + 1));
+    const int64_t warmup = o.warmup_steps.value_or(0);
+    const auto warm = static_cast<double>(std::min(step, warmup));
+    if (step <= warmup) return 6 * t / ((t + 1) * (2 * t + 1));
     const double before = warm > 0 ? (warm + 1) * (2 * warm + 1) / (6 * warm) : 0;
     return 1 / (before + t - warm);
   }

@@ -79,7 +79,7 @@ Settings completed(Settings settings) {
   settings.program.micro_batch_size = micro_batch_of(settings.program);
   if (!settings.engine.optimizer) settings.engine.optimizer = kDefaultOptimizer;
   if (auto* chosen = std::get_if<ScheduleFreeAdamW>(&*settings.engine.optimizer);
-      chosen != nullptr && (settings.program.warmup || chosen->warmup_steps == 0))
+      chosen != nullptr && (settings.program.warmup || !chosen->warmup_steps))
     chosen->warmup_steps = warmup_of(settings.program);
   return settings;
 }
@@ -114,7 +114,13 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
   auto sizes = options.from.empty()
                    ? language_model_config(name)
                    : language_model_config((std::filesystem::path(name) / "config.json").string());
+  const int64_t own_vocabulary = sizes->vocab_size();
   if (options.vocab_size) {
+    if (!options.from.empty() && *options.vocab_size != own_vocabulary) {
+      throw ConfigError(fmt::format(
+          "--vocab-size is {}, but the model of --from {} has weights for {} tokens. Leave it out.",
+          *options.vocab_size, name, own_vocabulary));
+    }
     sizes->set_vocab_size(*options.vocab_size);
   } else if (sizes->takes_vocabulary_of_data() && data.vocab_size > 0) {
     sizes->set_vocab_size(data.vocab_size);
@@ -128,9 +134,16 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
                     options.seq, name, sizes->context()));
   }
   if (data.vocab_size > sizes->vocab_size()) {
-    throw ConfigError(fmt::format(
-        "The data {} has a vocabulary of {} tokens, but the model {} has {}. Set --vocab-size {}.",
-        options.data, data.vocab_size, name, sizes->vocab_size(), data.vocab_size));
+    const auto remedy =
+        options.from.empty()
+            ? fmt::format("Set --vocab-size {}.", data.vocab_size)
+            : fmt::format(
+                  "Its weights are for the tokens of its own tokenizer: encode the text by that "
+                  "(zero data prepare --tokenizer {}).",
+                  name);
+    throw ConfigError(
+        fmt::format("The data {} has a vocabulary of {} tokens, but the model {} has {}. {}",
+                    options.data, data.vocab_size, name, sizes->vocab_size(), remedy));
   }
   sizes->validate();
   return sizes;

@@ -142,16 +142,27 @@ void check_same_model(const std::filesystem::path& checkpoint, const Json& saved
   }
 }
 
-/// Returns whether two sections `optimizer` are of one kind. If they are, one takes the keys that
-/// it leaves out from the other.
-bool is_same_kind(const Json& saved, const Json& given) {
-  if (!saved.is_object() || !given.is_object()) return false;
+/// Returns the section `optimizer` that is left of a saved one where another is given: all of it if
+/// both are of one kind, but for the values that the given name stands for (ApolloMini's rank).
+/// Returns null if they are of two kinds.
+Json kept_optimizer(const Json& saved, const Json& given) {
+  if (!saved.is_object() || !given.is_object()) return nullptr;
   try {
     fields::Report report(true);
-    const Json kind{{"type", given.value("type", "AdamW")}};
-    return optim::name(fields::read_optimizer(kind, report)) == saved.value("type", "");
+    const auto with_defaults = [&](const Json& section) {
+      return fields::read_optimizer({{"type", section.value("type", "AdamW")}}, report);
+    };
+    const auto usual = with_defaults(saved);
+    const auto named = with_defaults(given);
+    if (usual.index() != named.index()) return nullptr;
+    auto kept = saved;
+    const auto usual_values = fields::write_optimizer(usual).at("params");
+    for (const auto& [key, value] : fields::write_optimizer(named).at("params").items()) {
+      if (usual_values.value(key, Json()) != value) kept["params"][key] = value;
+    }
+    return kept;
   } catch (const Error&) {  // the whole section is read elsewhere, with an error
-    return false;
+    return nullptr;
   }
 }
 
@@ -439,9 +450,11 @@ std::string override_settings(std::string_view saved, std::string_view file,
   auto merged = Json::parse(saved);
   const auto over = fields::without_defaults(
       fields::with_present_names(fields::parse_json(file, origin), origin));
-  if (over.contains("optimizer") &&
-      !is_same_kind(merged.value("optimizer", Json()), over.at("optimizer")))
+  if (over.contains("optimizer")) {
+    auto kept = kept_optimizer(merged.value("optimizer", Json()), over.at("optimizer"));
     merged.erase("optimizer");
+    if (!kept.is_null()) merged["optimizer"] = std::move(kept);
+  }
   if (over.contains("scheduler")) {
     merged.erase("scheduler");
     for (const char* key : {"min_lr", "decay_steps"}) merged["train"].erase(key);

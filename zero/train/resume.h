@@ -134,8 +134,9 @@ std::optional<SavedSettings> saved_settings(const Source& source);
 std::string keep_global_batch(const SavedSettings& saved, int ranks);
 
 /// Returns the configuration `saved` with the keys of `file`, a configuration file's text, in place
-/// of its own; "auto" and null leave the saved value. If the kind of optimizer, schedule or batch
-/// differs, the saved one is dropped. Throws ConfigError, which names `origin`.
+/// of its own; "auto" and null leave the saved value, and so does a section `optimizer` of the same
+/// kind that leaves a key out. If the kind of optimizer, schedule or batch differs, the saved one
+/// is dropped. Throws ConfigError, which names `origin`.
 std::string override_settings(std::string_view saved, std::string_view file,
                               std::string_view origin);
 

@@ -228,10 +228,11 @@ void Trainer::set_rates(StepReport& report) {
   // A step that was skipped, for its loss scale or a gradient that is not finite, does not count in
   // the schedule.
   const int64_t update = engine.steps() + 1;
-  report.lr = optim::rate(run_.schedule, update);
+  const double lr = optim::rate(run_.schedule, update);
+  report.lr = optim::rate_in_force(*run_.settings.settings.engine.optimizer, lr, update);
   const auto betas = optim::betas(run_.schedule, update);
   for (size_t i = 0; i < engine.group_count(); ++i) {
-    engine.set_lr(report.lr * run_.rate_factors[i], i);
+    engine.set_lr(lr * run_.rate_factors[i], i);
     if (betas) engine.set_betas(betas->beta1, betas->beta2, i);
   }
 }

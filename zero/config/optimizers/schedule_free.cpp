@@ -15,10 +15,13 @@ const OptimizerSection<ScheduleFreeAdamW>& optimizer_section() {
               .add("eps", &ScheduleFreeAdamW::eps,
                    {.sentence = "Added to the root of the second moment"})
               .weight_decay("It acts on the weights that are trained.")
-              .add("warmup_steps", &ScheduleFreeAdamW::warmup_steps,
-                   {.sentence = "Updates in which the rate rises linearly to `lr`",
-                    .details = "The squares of the rates are the weights of the iterates in their "
-                               "mean. In `zero train` it is `train.warmup` where that is given."})
+              .add(
+                  "warmup_steps", &ScheduleFreeAdamW::warmup_steps,
+                  {.sentence = "Updates in which the rate rises linearly to `lr`",
+                   .details =
+                       "The squares of the rates are the weights of the iterates in their "
+                       "mean. If left out it is 0, and `train.warmup` in `zero train`, which comes "
+                       "first where it is given."})
               .only("r", 0, "Must be 0: the iterates' weights do not grow with the step",
                     "libzero has the weights of the paper alone")
               .only("weight_lr_power", 2, "Must be 2: an iterate's weight is its rate squared",
