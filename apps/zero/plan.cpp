@@ -171,9 +171,11 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
               "With --operators: FLOPs a second that products reach, as 800T; else what the "
               "device reaches by --devices")
           ->type_name("FLOPS");
-  const auto* bandwidth = parser.add_option(
-      "--bandwidth", o.bandwidth, "With --operators: bytes a second that other operators reach");
-  bandwidth->type_name("SPEED");
+  const auto* bandwidth = parser
+                              .add_option("--bandwidth", o.bandwidth,
+                                          "With --operators: bytes a second that other operators "
+                                          "reach")
+                              ->type_name("SPEED");
   parser.add_flag("--devices", o.devices, "List the devices, with the sources of their figures");
   parser.add_flag("--papers", o.papers, "Print the tables of papers beside what is predicted");
   o.json.add_to(parser);
