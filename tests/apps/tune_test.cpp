@@ -44,9 +44,10 @@ TEST(Tune, FindsAConfigurationAndGoesOnWhereItWas) {
   EXPECT_GT(table.at("tries").at(0).at("seconds").get<double>(), 0);
   EXPECT_GT(table.at("tries").at(0).at("predicted_seconds").get<double>(), 0);
   // A plan by the machine that the tries found predicts one of them as it was.
-  const auto planned = run({ZERO_PROGRAM, "plan", "--model", folder.model(), "--batch", "8",
-                            "--seq", "32", "--dtype", "fp32", "--hardware",
-                            folder / "tuned/hardware.json", "--json", folder / "plan.json"});
+  const auto planned =
+      run({ZERO_PROGRAM, "plan", "--model", folder.model(), "--batch", "8", "--seq", "32",
+           "--dtype", "fp32", "--hardware", folder / "tuned/hardware.json", "--rows", "1000",
+           "--json", folder / "plan.json"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   double nearest = 1;
   for (const auto& each : Json::parse(read_file(folder / "plan.json")).at("results")) {
