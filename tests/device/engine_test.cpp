@@ -919,12 +919,15 @@ Held held_with_budget(const Setting& setting, int64_t budget) {
   return held;
 }
 
+// message_of says so.
+constexpr const char* kNothing = "nothing was thrown";
+
 TEST(EngineOnDevices, ABudgetBoundsWhatTheDeviceHolds) {
   const Setting setting{.stage = 3, .live = 1'000'000};
   const auto free = held_with_budget(setting, 0);
-  ASSERT_EQ(free.refusal, "");
+  ASSERT_EQ(free.refusal, kNothing);
   const auto bound = held_with_budget(setting, free.bytes - free.gathered / 2);
-  ASSERT_EQ(bound.refusal, "");
+  ASSERT_EQ(bound.refusal, kNothing);
   EXPECT_LE(bound.bytes, free.bytes - free.gathered / 2);
   EXPECT_LT(bound.gathered, free.gathered);
   EXPECT_THAT(held_with_budget(setting, free.bytes - free.gathered * 5 / 4).refusal,
@@ -935,7 +938,7 @@ TEST(EngineOnDevices, ABudgetBoundsWhatTheDeviceHolds) {
   // States on the host do not count.
   auto on_host = setting;
   on_host.states = Tier::host;
-  EXPECT_EQ(held_with_budget(on_host, free.bytes - free.gathered / 2).refusal, "");
+  EXPECT_EQ(held_with_budget(on_host, free.bytes - free.gathered / 2).refusal, kNothing);
 }
 
 // The engine goes while the device still works on what it has: a gradient of each rank.

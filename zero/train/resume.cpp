@@ -157,7 +157,8 @@ Json kept_optimizer(const Json& saved, const Json& given) {
     if (usual.index() != named.index()) return nullptr;
     auto kept = saved;
     const auto usual_values = fields::write_optimizer(usual).at("params");
-    for (const auto& [key, value] : fields::write_optimizer(named).at("params").items()) {
+    const auto named_values = fields::write_optimizer(named).at("params");
+    for (const auto& [key, value] : named_values.items()) {
       if (usual_values.value(key, Json()) != value) kept["params"][key] = value;
     }
     return kept;
