@@ -90,7 +90,7 @@ class Gathers {
   double lost_computing(double alone) {
     constexpr int64_t kSize = 256;  // a product of some tenths of a millisecond
     constexpr double kSeconds = 0.1;
-    constexpr int kTurns = 3;
+    constexpr int kTurns = 2;
     const auto a = at::full({kSize, kSize}, 0.5), b = at::full({kSize, kSize}, 0.25);
     const int count = count_in(kSeconds, alone);
     double computed = 0, quiet = 0;  // products, and seconds, without gathers
@@ -140,7 +140,7 @@ Link measured_network(comm::Group& group) {
         "A plan is for hosts that have as many ranks each, which follow one another; the hosts of "
         "this job do not. Start as many on each.");
   }
-  constexpr int64_t kFew = 8, kMost = int64_t{4} << 20, kOfAll = int64_t{64} << 20;
+  constexpr int64_t kFew = 8, kMost = int64_t{16} << 20, kOfAll = int64_t{64} << 20;
   constexpr double kSeconds = 0.2;
   const int64_t many = std::clamp(kOfAll / group.size(), kFew, kMost) / kFew * kFew;
   const double latency = Gathers(group, kFew).median(kSeconds / 4);

@@ -29,10 +29,10 @@ inline constexpr std::string_view kThisMachine = "this machine";
 Cluster measured_here(int64_t ranks, const std::vector<std::string>& disk_folders = {},
                       const OfHosts& hosts = {});
 
-/// Measures the network between the hosts of a group by all-gathers, for a second: the bandwidth of
-/// a host, the latency of a message, and the part of a rank's computing that messages take away, as
-/// `Cluster::between` has them. Every rank gets the same figures. Collective. Throws ConfigError
-/// for a group on one host, and for hosts that have different numbers of ranks.
+/// Measures the network between the hosts of a group by all-gathers, for a second or two: the
+/// bandwidth of a host, the latency of a message, and the part of a rank's computing that messages
+/// take away, as `Cluster::between` has them. Every rank gets the same figures. Collective. Throws
+/// ConfigError for a group on one host, and for hosts that have different numbers of ranks.
 Link measured_network(comm::Group& group);
 
 /// Runs `work` on the first rank of each host, while the others take part in what it gives to
