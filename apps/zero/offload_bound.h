@@ -1,5 +1,5 @@
-// The least time that a step with states off the device can take on this machine: of what computes,
-// of the copies each way, and of the host's updates the longest. `zero bench step` prints it.
+// The least time that a step with states off the device can take on this machine. It is the longest
+// of computing, of the copies each way, and of the host's updates. `zero bench step` prints it.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace zero::app::benchmarks {
 
-/// What a rank's resources do in a second while all ranks use theirs; of the slowest rank.
+/// The speeds, in units a second, that the slowest rank has while all ranks use their resources.
 struct OffloadSpeeds {
   double products = 0;  ///< FLOPs
   double down = 0;      ///< bytes from the device to the host
@@ -24,7 +24,7 @@ struct OffloadSpeeds {
 OffloadSpeeds measure_offload(comm::Group& ranks, const Optimizer& optimizer,
                               at::ScalarType parameters, double products);
 
-/// What a step asks of them.
+/// The work that a step asks of these resources.
 struct OffloadWork {
   double flops = 0;
   double down = 0;  ///< bytes

@@ -214,7 +214,7 @@ int train(const Arguments& arguments) {
     const auto configuration =
         asked.batch ? saved->configuration : train::keep_global_batch(*saved, ranks.size());
     text = train::override_settings(configuration, text, origin);
-    // What the section of the command line leaves out is the checkpoint's, too.
+    // The checkpoint also has the values that the section of the command line leaves out.
     for (auto& [row, value] : line.values) {
       if (row->key != "optimizer") continue;
       const auto given = dump({{row->key, value}});

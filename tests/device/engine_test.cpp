@@ -886,7 +886,8 @@ TEST(EngineOnDevices, WhatADeviceHasLeftIsForGatheredUnits) {
   EXPECT_GT(scarce, 0);
 }
 
-// What a rank holds on its device in a step after the second, and the refusal, if there is one.
+// The bytes that a rank holds on its device in a step after the second, and the refusal, if there
+// is one.
 struct Held {
   int64_t bytes = 0;
   int64_t gathered = 0;

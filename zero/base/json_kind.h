@@ -1,5 +1,5 @@
-// What a JSON file is, where it was given in the place of another: models, trainings, inference and
-// machines are all described in JSON, and are easily mistaken for each other.
+// Tells what a JSON file is that was given in the place of another. Models, trainings, inference
+// and machines are all described in JSON, and are easily mistaken for each other.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// What each kind of operator of a step moves and computes, and the least time that this takes: to
-// be laid beside the times that a profiler measures on a device.
+// Lists what each kind of operator of a step moves and computes, and the least time that this
+// takes. The list is to be laid beside the times that a profiler measures on a device.
 #pragma once
 
 #include <c10/core/ScalarType.h>

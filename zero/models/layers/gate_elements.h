@@ -11,7 +11,7 @@ namespace zero::gate_elements {
 template <class Numbers, int kCount>
 using Stored = packs::Pack<typename Numbers::Stored, kCount>;
 
-/// What the gate makes of a number, and its derivative.
+/// A number behind the gate, and the derivative there.
 struct Activated {
   float value, slope;
 };
