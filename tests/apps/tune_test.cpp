@@ -50,7 +50,8 @@ TEST(Tune, FindsAConfigurationAndGoesOnWhereItWas) {
            "--json", folder / "plan.json"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   double nearest = 1;
-  for (const auto& each : Json::parse(read_file(folder / "plan.json")).at("results")) {
+  const auto plan = Json::parse(read_file(folder / "plan.json"));
+  for (const auto& each : plan.at("results")) {
     for (const auto& ran : table.at("tries")) {
       if (ran.at("configuration") != each.at("configuration")) continue;
       const double off =
