@@ -147,13 +147,15 @@ void MemoryBudget::spend_device(const Flows& flows) const {
   const int64_t gathered = group.ledger()->usage(Category::gathered_units).peak;
   const int64_t others = memory.tensors.peak - gathered;
   // A step may hold a little more than the first one, and fragments cost the allocator some.
-  const int64_t of_device = memory.available() - memory.available() / 16 - others;
+  const auto most = [](int64_t bytes) { return bytes - bytes / 16; };
+  const int64_t of_device = most(memory.available()) - others;
   struct Left {
     int64_t of_budget = 0;
     int64_t for_gathers = 0;
   };
-  const Left mine{.of_budget = budget == 0 ? 0 : budget - memory.tensors.peak,
-                  .for_gathers = budget == 0 ? of_device : std::min(of_device, budget - others)};
+  const Left mine{
+      .of_budget = budget == 0 ? 0 : budget - memory.tensors.peak,
+      .for_gathers = budget == 0 ? of_device : std::min(of_device, most(budget - others))};
   const auto all = comm::gather_records(group, mine, "memory of the device");
   const int64_t spare = std::ranges::min(all, {}, &Left::of_budget).of_budget;
   if (spare < 0) {
