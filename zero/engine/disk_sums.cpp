@@ -30,7 +30,7 @@ class DiskSums : public GradientSums {
   void prepare(Reduction& reduction) override {
     const int64_t unit = reduction.unit;
     if (reduction.accumulates) reduction.output = take_output(reduction);
-    reduction.sum = take(unit);
+    reduction.sum = disk_memory(unit);
     if (!reduction.accumulates) reduction.output = reduction.sum;
   }
 
@@ -58,7 +58,7 @@ class DiskSums : public GradientSums {
   at::Tensor slice(int64_t unit) override { return table().read(unit, State::gradients); }
 
   void store(int64_t unit, const at::Tensor& sum) override {
-    auto copy = take(unit);
+    auto copy = disk_memory(unit);
     copy.copy_(sum);
     write(unit, std::move(copy));
     wait();
@@ -73,7 +73,9 @@ class DiskSums : public GradientSums {
   StateTable& table() const { return context_.table; }
 
   // Takes memory for a unit's sum that a disk can read and write, and gives it back.
-  virtual at::Tensor take(int64_t unit) { return context_.pool.take(numel(unit), dtype(unit)); }
+  virtual at::Tensor disk_memory(int64_t unit) {
+    return context_.pool.take(numel(unit), dtype(unit));
+  }
   virtual void give(at::Tensor sum) { context_.pool.give(std::move(sum)); }
 
   // Reads the sum of earlier micro-batches, which may be among those being written.
@@ -129,7 +131,7 @@ class LandingDiskSums final : public DiskSums {
     const int64_t unit = reduction.unit;
     const auto& output = reduction.output;
     Landing landing{.unit = unit,
-                    .sum = take(unit),
+                    .sum = disk_memory(unit),
                     .buffer = {},
                     .accumulates = reduction.accumulates,
                     .copied = {}};
@@ -155,7 +157,7 @@ class LandingDiskSums final : public DiskSums {
   }
 
  protected:
-  at::Tensor take(int64_t unit) override { return memory(numel(unit), dtype(unit)); }
+  at::Tensor disk_memory(int64_t unit) override { return memory(numel(unit), dtype(unit)); }
   void give(at::Tensor sum) override {
     const auto bytes = static_cast<int64_t>(sum.storage().nbytes());
     free_.push_back(sum.view(at::kByte).as_strided({bytes}, {1}, 0));
