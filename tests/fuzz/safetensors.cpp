@@ -47,7 +47,7 @@ void read_weights(const std::filesystem::path& path) {
   try {
     const zero::WeightFiles files(path);
     for (const auto& name : files.names()) {
-      const auto info = files.info(name);
+      const auto& info = files.info(name);
       const auto tensor = files.read(name);
       zero::ensure(tensor.scalar_type() == info.dtype && tensor.sizes() == info.shape,
                    "a tensor as it is described");
