@@ -298,6 +298,18 @@ TEST(DeviceKernels, SoftmaxCrossEntropyAsTheReferenceForEveryDtypeTailAndStride)
   }
 }
 
+// Each result is as far from the expected one as a part of that one's norm at the most.
+template <class Results>
+void expect_near_by_norm(const Results& found, const Results& expected, double part,
+                         const std::string& what) {
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto there = expected[i].detach().to(at::kDouble);
+    const auto apart =
+        (found[i].detach().cpu().to(at::kDouble) - there).norm().template item<double>();
+    EXPECT_LE(apart, part * there.norm().template item<double>()) << what << ", result " << i;
+  }
+}
+
 TEST(DeviceKernels, LinearCrossEntropyIsTheCpusForEveryChunking) {
   for (const auto dtype : optim::dtypes()) {
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
@@ -316,13 +328,8 @@ TEST(DeviceKernels, LinearCrossEntropyIsTheCpusForEveryChunking) {
     };
     const auto expected = on(c10::kCPU, 70);
     for (const int64_t rows : {1, 9, 70}) {
-      const auto found = on(device(), rows);
-      for (size_t i = 0; i < found.size(); ++i) {
-        const auto there = expected[i].to(at::kDouble);
-        const auto apart = (found[i].cpu().to(at::kDouble) - there).norm().item<double>();
-        EXPECT_LE(apart, 2 * unit * there.norm().item<double>())
-            << c10::toString(dtype) << ", " << rows << " rows at a time, result " << i;
-      }
+      expect_near_by_norm(on(device(), rows), expected, 2 * unit,
+                          fmt::format("{}, {} rows at a time", c10::toString(dtype), rows));
     }
   }
 }
@@ -366,12 +373,8 @@ TEST(DeviceKernels, LayerNormIsLibTorchs) {
           return std::array{y.detach(), a.grad(), w.grad(), b.grad()};
         };
         const auto expected = gradients(c10::kCPU, at::kDouble);
-        const auto found = gradients(device(), dtype);
-        for (size_t i = 0; i < found.size(); ++i) {
-          const auto apart = (found[i].cpu().to(at::kDouble) - expected[i]).norm().item<double>();
-          EXPECT_LE(apart, unit * expected[i].norm().item<double>()) << fmt::format(
-              "{}, {} rows of {}, result {}", c10::toString(dtype), rows, columns, i);
-        }
+        expect_near_by_norm(gradients(device(), dtype), expected, unit,
+                            fmt::format("{}, {} rows of {}", c10::toString(dtype), rows, columns));
         if (HasFailure()) return;
       }
     }
@@ -401,12 +404,8 @@ TEST(DeviceKernels, LayerNormOfASumIsThatOfLibTorch) {
                             r.grad(),          w.grad(),           b.grad()};
         };
         const auto expected = gradients(c10::kCPU, at::kDouble);
-        const auto found = gradients(device(), dtype);
-        for (size_t i = 0; i < found.size(); ++i) {
-          const auto apart = (found[i].cpu().to(at::kDouble) - expected[i]).norm().item<double>();
-          EXPECT_LE(apart, unit * expected[i].norm().item<double>()) << fmt::format(
-              "{}, {} rows of {}, result {}", c10::toString(dtype), rows, columns, i);
-        }
+        expect_near_by_norm(gradients(device(), dtype), expected, unit,
+                            fmt::format("{}, {} rows of {}", c10::toString(dtype), rows, columns));
         if (HasFailure()) return;
       }
     }
@@ -464,12 +463,7 @@ void expect_as_on_the_cpu(const std::vector<Tensor>& inputs, const Layer& layer,
     return all;
   };
   const auto expected = run(c10::kCPU, at::kFloat);
-  const auto found = run(device(), dtype);
-  for (size_t i = 0; i < found.size(); ++i) {
-    const auto there = expected[i].detach().to(at::kDouble);
-    const auto apart = (found[i].detach().cpu().to(at::kDouble) - there).norm().item<double>();
-    EXPECT_LE(apart, unit * there.norm().item<double>()) << what << ", result " << i;
-  }
+  expect_near_by_norm(run(device(), dtype), expected, unit, what);
 }
 
 TEST(DeviceKernels, LayersOfLlamaAreTheCpus) {

@@ -4,14 +4,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
-#include <optional>
 
 #include "zero/base/observed.h"
+#include "zero/models/layers/device_kernel.h"
 #include "zero/models/layers/gelu_kernel.h"
 
 namespace zero {
@@ -86,10 +85,7 @@ bool has_tanh_gelu_kernel(const at::Tensor& x) {
   const bool known = x.scalar_type() == at::kFloat || is_bf16(x);
   if (x.is_cpu()) return known;
   if (!known && x.scalar_type() != at::kHalf) return false;
-  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(kGeluForward, "")
-      .hasKernelForDispatchKey(key);
+  return has_device_kernel(x, kGeluForward);
 }
 
 at::Tensor tanh_gelu_values(const at::Tensor& x) {

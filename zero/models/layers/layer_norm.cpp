@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -15,6 +14,7 @@
 #include "zero/base/autocast.h"
 #include "zero/base/gradient_place.h"
 #include "zero/base/traced.h"
+#include "zero/models/layers/device_kernel.h"
 
 namespace zero {
 namespace {
@@ -35,11 +35,8 @@ bool has_kernel(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   const auto dtype = x.scalar_type();
   const bool suits = columns >= kFewestColumns && columns <= kMostColumns &&
                      columns % kMultiple == 0 && weight.scalar_type() == dtype &&
-                     bias.scalar_type() == dtype &&
-                     (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
-  if (!suits) return false;
-  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").hasKernelForDispatchKey(key);
+                     bias.scalar_type() == dtype && has_kernel_dtype(x);
+  return suits && has_device_kernel(x, name);
 }
 
 // Returns the gradients of x, weight and bias of a norm, of which some may not be wanted. `more` is

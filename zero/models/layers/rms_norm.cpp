@@ -4,7 +4,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -16,6 +15,7 @@
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
 #include "zero/base/traced.h"
+#include "zero/models/layers/device_kernel.h"
 
 namespace zero {
 namespace {
@@ -79,13 +79,8 @@ bool has_rms_kernel(const at::Tensor& x, const at::Tensor& weight) {
   const auto dtype = x.scalar_type();
   const int64_t most = dtype == at::kFloat ? kMostOfRow / 2 : kMostOfRow;
   const bool suits = columns >= kFewestOfRow && columns <= most && columns % kMultipleOfRow == 0 &&
-                     weight.scalar_type() == dtype &&
-                     (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
-  if (!suits) return false;
-  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(kRmsNormBackward, "")
-      .hasKernelForDispatchKey(key);
+                     weight.scalar_type() == dtype && has_kernel_dtype(x);
+  return suits && has_device_kernel(x, kRmsNormBackward);
 }
 
 using Branch = std::optional<at::Tensor>;

@@ -3,16 +3,15 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <optional>
 
 #include "zero/base/traced.h"
+#include "zero/models/layers/device_kernel.h"
 
 namespace zero {
 namespace {
@@ -93,11 +92,8 @@ Frequencies frequencies(const RotaryOptions& options, int64_t dim, int64_t conte
 constexpr const char* kRotate = "zero::rotate";
 
 bool has_rotary_kernel(const at::Tensor& x, const at::Tensor& cosines, at::ScalarType dtype) {
-  if (on_cpu(x) || x.scalar_type() != dtype || x.dim() != 4 || cosines.size(-1) != x.size(-1) ||
-      !(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf))
-    return false;
-  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
-  return c10::Dispatcher::singleton().findSchemaOrThrow(kRotate, "").hasKernelForDispatchKey(key);
+  return !on_cpu(x) && x.scalar_type() == dtype && x.dim() == 4 && cosines.size(-1) == x.size(-1) &&
+         has_kernel_dtype(x) && has_device_kernel(x, kRotate);
 }
 
 at::Tensor turn_heads(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,

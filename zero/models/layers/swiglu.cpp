@@ -1,5 +1,6 @@
 #include "zero/models/layers/swiglu.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_like.h>
@@ -8,14 +9,13 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <optional>
 #include <tuple>
 
 #include "zero/base/traced.h"
+#include "zero/models/layers/device_kernel.h"
 
 namespace zero {
 namespace {
@@ -40,14 +40,8 @@ constexpr const char *kGate = "zero::gate", *kGateBackward = "zero::gate_backwar
 using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
 bool has_gate_kernel(const at::Tensor& gate, const at::Tensor& up) {
-  const auto dtype = gate.scalar_type();
-  const bool suits = !on_cpu(gate) && up.scalar_type() == dtype && up.sizes() == gate.sizes() &&
-                     (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
-  if (!suits) return false;
-  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, gate.device());
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(kGateBackward, "")
-      .hasKernelForDispatchKey(key);
+  return !on_cpu(gate) && up.scalar_type() == gate.scalar_type() && up.sizes() == gate.sizes() &&
+         has_kernel_dtype(gate) && has_device_kernel(gate, kGateBackward);
 }
 
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
