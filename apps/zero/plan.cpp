@@ -286,6 +286,7 @@ plan::Device device_of(const Options& o) {
   if (flops > 0) {
     device.flops = device.flops_fp32 = flops;
     device.products = 1;
+    device.attention = 0;
   }
   if (bandwidth > 0) {
     device.bandwidth = bandwidth;

@@ -69,8 +69,10 @@ const std::vector<Device>& devices() {
        .link = 450 * kG,
        .pcie = 50 * kG,
        .network = 400 * kG,
+       .attention = 0.46,
        .source = "NVIDIA's data sheet (SXM; fp32 as TF32); 8 cards of 400 Gbit/s a host; products: "
-                 "fitted on Megatron-LM's and llmq's tables (a product alone reached 803 TFLOP/s)"},
+                 "fitted on Megatron-LM's and llmq's tables (a product alone reached 803 TFLOP/s); "
+                 "attention: measured at 1024 tokens (docs/benchmarks.md)"},
       {.name = "H200",
        .flops = 989.4 * kT,
        .flops_fp32 = 494.7 * kT,
@@ -79,7 +81,9 @@ const std::vector<Device>& devices() {
        .link = 450 * kG,
        .pcie = 50 * kG,
        .network = 400 * kG,
-       .source = "NVIDIA's data sheet; hosts and products: H100's"},
+       .attention = 0.46,
+       .source = "NVIDIA's data sheet; hosts and products: H100's; attention: measured at 1024 "
+                 "tokens (docs/benchmarks.md)"},
       {.name = "B200",
        .flops = 2250 * kT,
        .flops_fp32 = 1100 * kT,
@@ -206,6 +210,7 @@ std::vector<Number> numbers(Cluster& c) {
           {"bandwidth", c.device.bandwidth},
           {"pcie", c.device.pcie},
           {"products", c.device.products, true},
+          {"attention", c.device.attention, true},
           {"streams", c.device.streams, true},
           {"link", c.inside.bandwidth},
           {"link_latency", c.inside.latency},

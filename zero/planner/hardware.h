@@ -2,9 +2,10 @@
 //
 // Note [Efficiency]
 // An operator takes flops / (peak x products) or bytes / (bandwidth x streams), whichever is
-// longer. `products` is what large matrix products reach of the peak. Both belong to a stack of
-// software as much as to a device, so a measured value is better than a preset's (`efficiency` in
-// docs/zero-plan.md). On this machine each operator is measured instead (operator_speed.h).
+// longer. `products` is what large matrix products reach of the peak, and `attention` is what fused
+// attention reaches of it. They belong to a stack of software as much as to a device, so a measured
+// value is better than a preset's (docs/zero-plan.md). On this machine each operator is measured
+// instead (operator_speed.h).
 #pragma once
 
 #include <cstdint>
@@ -36,6 +37,7 @@ struct Device {
   int64_t per_host = 8;   ///< devices of a usual host
   double network = 0;     ///< of a usual host, to other hosts
   double products = 0.7;  ///< Note [Efficiency]
+  double attention = 0;   ///< 0: as `products`
   double streams = 0.8;
   bool bf16 = true;    ///< else 16 bits are fp16
   bool cpu = false;    ///< the host's memory is the device's

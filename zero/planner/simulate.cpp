@@ -176,7 +176,8 @@ void share_processors(StepSchedule& schedule) {
 }  // namespace
 
 double operator_seconds(const TracedOperator& op, const Device& device, at::ScalarType dtype) {
-  const double peak = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * device.products;
+  const double part = op.attention && device.attention > 0 ? device.attention : device.products;
+  const double peak = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * part;
   const double memory = device.bandwidth * device.streams;
   const double modelled = std::max(op.flops / peak, op.bytes / memory);
   if (op.seconds == 0) return modelled;

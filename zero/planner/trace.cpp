@@ -464,6 +464,7 @@ void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
     });
   }
   traced.module = r.module;
+  traced.attention = name.find("dot_product") != std::string::npos;
   if (r.calls != nullptr && !reads_values(name)) {
     const c10::impl::ExcludeDispatchKeyGuard once(kMode);
     r.uncounted = true;

@@ -59,11 +59,12 @@ struct TracedOperator {
   int64_t name = 0;    ///< its index in Trace::names
   int64_t module = 0;  ///< the index in Trace::modules of the module whose parameter was used last
   bool backward = false;
-  double flops = 0;     ///< Note [What an operator counts]
-  double bytes = 0;     ///< of its tensors, which it reads or writes
-  int64_t call = -1;    ///< its index in Trace::calls; below 0: it cannot be run by itself
-  double seconds = 0;   ///< measured (Note [Operators measured here]); 0: not
-  double modelled = 0;  ///< what Note [Efficiency] says of the device on which it was measured
+  bool attention = false;  ///< it is fused attention (Note [Efficiency] in planner/hardware.h)
+  double flops = 0;        ///< Note [What an operator counts]
+  double bytes = 0;        ///< of its tensors, which it reads or writes
+  int64_t call = -1;       ///< its index in Trace::calls; below 0: it cannot be run by itself
+  double seconds = 0;      ///< measured (Note [Operators measured here]); 0: not
+  double modelled = 0;     ///< what Note [Efficiency] says of the device on which it was measured
 };
 
 /// Something that changes memory, in the order of the step.
