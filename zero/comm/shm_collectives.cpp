@@ -38,7 +38,7 @@
 namespace zero::comm {
 namespace {
 
-constexpr int64_t kHalf = int64_t{2} << 20;  // bytes of one half of the staging buffer
+constexpr int64_t kHalf = kStagingBytes / 2;
 constexpr int64_t kSmallAllReduce = int64_t{16} << 10;
 constexpr int64_t kGrain = int64_t{1} << 18;  // bytes that are worth a thread
 
@@ -160,7 +160,7 @@ void Collectives::begin(Call& call) {
 
 void Collectives::ensure_staging() {
   if (staging_) return;
-  staging_ = std::make_unique<SharedBlock>(arena_, 2 * kHalf, ledger_, Category::communication);
+  staging_ = std::make_unique<SharedBlock>(arena_, kStagingBytes, ledger_, Category::communication);
 }
 
 std::byte* Collectives::staging(int half) const { return staging_->data() + half * kHalf; }
@@ -229,7 +229,7 @@ void Collectives::check_places(const Call& call) const {
     if (record.data_offset >= 0) {
       check_place(r, "input", record.data_offset, stretch_of(record, n), 0, n);
     } else {
-      check_place(r, "staging buffer", record.staging_offset, 2 * kHalf, r, r + 1);
+      check_place(r, "staging buffer", record.staging_offset, kStagingBytes, r, r + 1);
     }
     // If nothing is staged, an all-reduce writes every rank's tensor.
     const bool written = call.op == Op::all_reduce && record.data_offset >= 0;

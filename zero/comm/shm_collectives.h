@@ -22,6 +22,9 @@
 
 namespace zero::comm {
 
+/// The bytes of the buffer through which tensors of private memory pass.
+inline constexpr int64_t kStagingBytes = int64_t{4} << 20;
+
 /// Runs calls one at a time; one thread at a time may call it.
 class Collectives {
  public:

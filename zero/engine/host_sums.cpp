@@ -12,6 +12,7 @@
 
 #include "zero/device/memory.h"
 #include "zero/engine/gradient_sums.h"
+#include "zero/engine/work_memory.h"
 
 namespace zero {
 
@@ -25,7 +26,7 @@ class HostSums final : public GradientSums {
                [&](int64_t u, Category as) { return host_memory(numel(u), dtype(u), as); });
     int64_t most = 0;
     for (const int64_t u : units) most = std::max(most, numel(u));
-    buffers_.resize(is_asynchronous(context_.table.device()) ? kBuffers : 1);
+    buffers_.resize(is_asynchronous(context_.table.device()) ? kSumPieces : 1);
     for (auto& buffer : buffers_)
       buffer = host_memory(std::min(most, kPieceNumel), at::kFloat, Category::host_buffers);
   }
@@ -60,11 +61,8 @@ class HostSums final : public GradientSums {
   }
 
  private:
-  static constexpr int64_t kPieceNumel = 1 << 18;
-  static constexpr size_t kBuffers = 8;          // the most that are on their way from a device at
-                                                 // a time
-  static constexpr size_t kSlicesToUpdates = 2;  // the most that are on their way to updates in
-                                                 // backward
+  // The most slices that are on their way to updates in backward.
+  static constexpr size_t kSlicesToUpdates = 2;
 
   // A piece of a sum on its way to the host.
   struct Piece {

@@ -16,6 +16,7 @@
 #include "zero/base/error.h"
 #include "zero/device/memory.h"
 #include "zero/engine/flat.h"
+#include "zero/engine/work_memory.h"
 #include "zero/optim/optimizer.h"
 #include "zero/optim/state_format.h"
 
@@ -26,11 +27,6 @@ using partition::Range;
 using store::DiskTier;
 
 namespace {
-
-// The elements of a block that crosses between device and host: it stays in a core's cache.
-constexpr int64_t kStagedNumel = 1 << 18;
-// The number of such blocks where the copies go on beside the update.
-constexpr size_t kStagedAtOnce = 4;
 
 std::byte* at_byte(const at::Tensor& tensor, int64_t element) {
   return static_cast<std::byte*>(tensor.data_ptr()) + element * tensor.element_size();
@@ -194,12 +190,12 @@ void StateTable::make_staging() {
     if (new_parameters_[u].place != NewParameters::Place::staged_block) continue;
     const auto& plan = plans_[u];
     made_at = plan.updated_at();
-    bytes = std::max(bytes, std::min(plan.owned.size(), kStagedNumel) *
+    bytes = std::max(bytes, std::min(plan.owned.size(), kPieceNumel) *
                                 static_cast<int64_t>(c10::elementSize(plan.dtype)));
   }
   if (bytes == 0) return;
   const bool beside = is_asynchronous(device()) && made_at == Tier::host;
-  staging_.resize(beside ? kStagedAtOnce : 1);
+  staging_.resize(beside ? kParameterPieces : 1);
   for (auto& staging : staging_)
     staging.memory = zeros(made_at, bytes, at::kByte, buffers_at(made_at));
 }
@@ -671,7 +667,7 @@ void StateTable::for_each_block(int64_t unit, const at::Tensor& gradient,
     return;
   }
   const int64_t numel = plan.owned.size();
-  const int64_t step = made.crosses ? kStagedNumel : numel;
+  const int64_t step = made.crosses ? kPieceNumel : numel;
   for (int64_t begin = 0; begin < numel; begin += step)
     sweep({.begin = begin, .end = std::min(numel, begin + step), .arrays = {}});
 }

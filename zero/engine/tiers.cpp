@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "zero/base/error.h"
+#include "zero/comm/shm_collectives.h"
 #include "zero/store/disk_tier.h"
 
 namespace zero {
@@ -17,7 +18,6 @@ std::string bytes(double count) { return format_bytes(std::max(0.0, count)); }
 // Returns the bytes that a step needs beside the states: the largest parameter gathered, its
 // gradient and its slice, two buckets, staging, and the buffers of streams and reads from a disk.
 double work_of_step(const Config& config, const StepSize& size) {
-  constexpr double kStaging = 4 << 20;
   const double largest =
       static_cast<double>(size.largest_parameter) * static_cast<double>(config.parameter_bytes());
   const double buckets = 2 * static_cast<double>(config.unit_bytes);
@@ -26,7 +26,7 @@ double work_of_step(const Config& config, const StepSize& size) {
           16 +
       static_cast<double>(config.offload_param.buffer_count) *
           static_cast<double>(config.unit_bytes) / size.ranks;
-  return largest * (2 + 1.0 / size.ranks) + buckets + kStaging + stream +
+  return largest * (2 + 1.0 / size.ranks) + buckets + comm::kStagingBytes + stream +
          static_cast<double>(size.activations);
 }
 

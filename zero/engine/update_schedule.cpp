@@ -5,6 +5,7 @@
 
 #include "zero/base/host_allocator.h"
 #include "zero/comm/wait_clock.h"
+#include "zero/engine/work_memory.h"
 
 namespace zero {
 
@@ -47,8 +48,6 @@ void UpdateSchedule::end_pass() {
 }
 
 void UpdateSchedule::update_in_backward(int64_t unit, at::Tensor sum) {
-  // The most updates under way while activations have freed no memory for their gradients.
-  constexpr int64_t kUpdates = 4;
   const auto bytes = static_cast<int64_t>(sum.nbytes());
   queue_->push(unit, [this, unit, scale = progress_.mean_scale(), sum = std::move(sum)] {
     if (update_.two_sweeps(unit)) {
@@ -61,7 +60,9 @@ void UpdateSchedule::update_in_backward(int64_t unit, at::Tensor sum) {
   if (!held_before_updates_) held_before_updates_ = held.peak;
   if (timing_.may_stay_pending(table_.plan(unit)) && *held_before_updates_ - held.current > bytes)
     return;
-  counted([&] { queue_->wait_for_fewer(std::max(kUpdates, queue_->size())); });
+  counted([&] {
+    queue_->wait_for_fewer(std::max(static_cast<int64_t>(kUpdatesUnderWay), queue_->size()));
+  });
 }
 
 void UpdateSchedule::start(double scale, int64_t steps) {

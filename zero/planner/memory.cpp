@@ -8,25 +8,15 @@
 #include <utility>
 #include <vector>
 
+#include "zero/comm/shm_collectives.h"
 #include "zero/engine/costs.h"
 #include "zero/engine/plan_units.h"
 #include "zero/engine/reduction_order.h"
+#include "zero/engine/work_memory.h"
 #include "zero/store/file.h"
 
 namespace zero::plan {
 namespace {
-
-// Staging of the collectives of ranks that share memory: comm/shm_collectives.cpp.
-constexpr int64_t kStaging = int64_t{4} << 20;
-
-// Sums that wait for their updates in backward while activations have left no memory for more:
-// engine/update_schedule.cpp.
-constexpr size_t kUpdates = 4;
-// Pieces of new parameters and of sums on their way between device and host, and how many there are
-// at a time on a device with memory of its own: engine/state_table.cpp, engine/host_sums.cpp.
-constexpr int64_t kPieceNumel = 1 << 18;
-constexpr int64_t kParametersAtOnce = 4;
-constexpr int64_t kSumsAtOnce = 8;
 
 /// A step played back.
 class Playback {
@@ -238,7 +228,7 @@ class Playback {
     if (held_before_updates_ == 0) held_before_updates_ = result_.device;
     waiting_.push_back(bytes);
     if (may_wait && held_before_updates_ - device_ > bytes) return;
-    while (waiting_.size() >= kUpdates) end_update();
+    while (waiting_.size() >= kUpdatesUnderWay) end_update();
   }
   void end_update() {
     add(Category::gradient_buckets, -waiting_.front());
@@ -353,8 +343,9 @@ int64_t pieces(const PlannedStep& step, Tier tier) {
       sums = std::max(sums, std::min(step.layout.slice_numel(u), kPieceNumel) *
                                 static_cast<int64_t>(c10::elementSize(at::kFloat)));
   }
-  return parameters * (own_memory && tier == Tier::host ? kParametersAtOnce : 1) +
-         sums * (own_memory ? kSumsAtOnce : 1);
+  const size_t pieces_up = own_memory && tier == Tier::host ? kParameterPieces : 1;
+  const size_t pieces_down = own_memory ? kSumPieces : 1;
+  return parameters * static_cast<int64_t>(pieces_up) + sums * static_cast<int64_t>(pieces_down);
 }
 
 }  // namespace
@@ -390,7 +381,7 @@ RankMemory predict_memory(const Trace& trace, const Config& config,
   playback.hold(Category::offload_buffers,
                 second_copies(step, Tier::device) + pieces(step, Tier::device));
   playback.hold(Category::host_buffers, second_copies(step, Tier::host) + pieces(step, Tier::host));
-  if (!alone) playback.hold(Category::communication, kStaging);
+  if (!alone) playback.hold(Category::communication, comm::kStagingBytes);
   const int64_t disk = disk_bytes(step);
   if (disk > 0) {
     // The ledger has them all in one category; a device's are in the host's memory.
