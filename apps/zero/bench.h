@@ -27,6 +27,7 @@ class JsonFile {
   void add_to(OptionParser& parser);
   /// Throws ConfigError where the file could not be written, before the work is done.
   void check() const;
+  const std::string& path() const { return path_; }
   /// Writes {"benchmark", "version", "machine", "options", "results"}, if a file was asked for.
   /// Throws Error.
   void write(const std::string& subject, const Json& machine, const Json& options,

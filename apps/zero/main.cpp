@@ -14,7 +14,7 @@ namespace zero::app {
 namespace {
 
 constexpr Subcommand kSubcommands[] = {
-    {"train", "train a GPT-2 on several ranks, with its states sharded", train},
+    {"train", "train or fine-tune a model on several ranks, with its states sharded", train},
     {"data", "turn text into token files", data},
     {"generate", "continue a text with a model from a folder", generate},
     {"ckpt", "show, check, convert and compare checkpoints, and remove old ones", ckpt},

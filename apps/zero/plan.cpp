@@ -2,15 +2,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "apps/zero/bench.h"
 #include "zero/base/error.h"
+#include "zero/base/json.h"
+#include "zero/base/json_kind.h"
 #include "zero/checkpoint/file.h"
 #include "zero/models/architectures.h"
 #include "zero/planner/answer_json.h"
@@ -80,6 +85,44 @@ struct Options {
   bool papers = false;
   benchmarks::JsonFile json;
 };
+
+// Throws ConfigError where a result would replace what the plan reads, another result, or a file
+// that is no configuration.
+void check_results(const Options& o) {
+  namespace fs = std::filesystem;
+  const std::array results{std::pair("--out", o.out), std::pair("--svg", o.svg),
+                           std::pair("--json", o.json.path())};
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return fs::equivalent(a, b, ignored) ||
+           fs::absolute(a).lexically_normal() == fs::absolute(b).lexically_normal();
+  };
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto& [option, file] = results[i];
+    if (file.empty()) continue;
+    for (const auto& [source, read] :
+         {std::pair("--model", o.model), std::pair("--hardware", o.hardware)}) {
+      if (!read.empty() && same(file, read))
+        throw ConfigError(fmt::format("{} is {}, which is what {} reads. Give it another file.",
+                                      option, file, source));
+    }
+    for (size_t other = 0; other < i; ++other) {
+      if (!results[other].second.empty() && same(file, results[other].second))
+        throw ConfigError(fmt::format("{} is {}, as {} is. Give each a file of its own.", option,
+                                      file, results[other].first));
+    }
+  }
+  std::error_code ignored;
+  if (o.out.empty() || !fs::exists(o.out, ignored)) return;
+  try {
+    if (kind_of(parse_json(read_file(o.out, fail<ConfigError>))) == JsonKind::training) return;
+  } catch (const Error&) {  // it is no JSON
+  }
+  throw ConfigError(
+      fmt::format("--out is {}, which is there and is no configuration of training. Remove it, or "
+                  "give another file.",
+                  o.out));
+}
 
 std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   OptionParser parser("plan", kDescription);
@@ -184,6 +227,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   o.json.check();
   benchmarks::check_file("--out", o.out);
   benchmarks::check_file("--svg", o.svg);
+  check_results(o);
   (void)quantity("--tokens", o.tokens, Quantity::count);
   for (const auto* option : {flops, bandwidth}) {
     if (option->count() > 0 && operators->count() == 0) {
@@ -454,20 +498,20 @@ int run(const Arguments& arguments) {
     throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", o.seq,
                                   o.model, sizes->context()));
   }
-  sizes->set_dropout(0);
   if (o.operators) {
     print_operators(o, *sizes);
     return 0;
   }
   std::vector<plan::Updates> updates;
   for (const auto& name : o.updates) updates.push_back(plan::updates_named(name));
-  const plan::Question question{.trace = plan::tracer(*sizes, o.seq),
-                                .global_batch = o.batch,
-                                .sequence = o.seq,
-                                .bf16 = o.dtype == "bf16",
-                                .cluster = cluster_of(o),
-                                .most_micro_batch = o.most_micro_batch,
-                                .updates = std::move(updates)};
+  plan::Question question{.trace = plan::tracer(*sizes, o.seq),
+                          .global_batch = o.batch,
+                          .sequence = o.seq,
+                          .bf16 = o.dtype == "bf16",
+                          .cluster = cluster_of(o),
+                          .most_micro_batch = o.most_micro_batch,
+                          .updates = std::move(updates)};
+  plan::ask_of_depths(question, *sizes);
   const auto& cluster = question.cluster;
   std::pair<int64_t, int64_t> range;
   if (!o.scale.empty()) {

@@ -45,6 +45,9 @@ namespace nn = torch::nn;
 constexpr auto kGpt2 =
     R"({"model_type": "gpt2", "n_layer": 6, "n_head": 4, "n_embd": 256, "n_positions": 256,
         "vocab_size": 8000, "attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0})";
+constexpr auto kDrops =
+    R"({"model_type": "gpt2", "n_layer": 3, "n_head": 3, "n_embd": 96, "n_positions": 256,
+        "vocab_size": 257})";  // each of its three dropouts is 0.1
 constexpr auto kLlama =
     R"({"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
         "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4000,
@@ -233,6 +236,7 @@ TEST(Trace, PredictsTheMemoryOfARank) {
       Setting{"GPT-2, stage 3, bf16, batch 4", kGpt2, 3, true, 4},
       Setting{"GPT-2, stage 2, two micro-batches", kGpt2, 2, true, 2, 2},
       Setting{"GPT-2, stage 1, bf16, two micro-batches", kGpt2, 1, true, 2, 2},
+      Setting{"GPT-2, stage 2, dropout, three micro-batches", kDrops, 2, false, 2, 3},
       Setting{"GPT-2, stage 3, recomputed, batch 8", kGpt2, 3, false, 8, 1, 1},
       Setting{"Llama, stage 0, bf16", kLlama, 0, true},
       Setting{"Llama, stage 2", kLlama, 2},

@@ -214,6 +214,7 @@ class Choice {
       if (given_up_ == bound_ || effort_ <= 0) return;
       const int64_t bytes = intervals_[active[c]].bytes;
       if (lost + bytes >= given_up_) continue;
+      effort_ -= static_cast<int64_t>(active.size());
       auto rest = active;
       rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(c));
       dropped_.push_back(active[c]);

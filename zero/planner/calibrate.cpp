@@ -34,7 +34,7 @@ Cluster calibrated(const Question& question, const std::vector<MeasuredStep>& st
   scale(device.products, both, *middle);
   device.flops *= both;
   device.flops_fp32 *= both;
-  device.attention = std::min(1.0, device.attention * *middle);
+  device.attention = std::min(1.0, device.attention * *middle / both);
   scale(device.streams, device.bandwidth, *middle);
   return asked.cluster;
 }

@@ -100,8 +100,12 @@ std::vector<int64_t> micro_batches(const Question& question) {
         question.global_batch, ranks, ranks));
   }
   const int64_t of_rank = question.global_batch / ranks;
+  // One of each octave: the power of two if it divides the batch, else the largest that does.
   std::vector<int64_t> all;
-  for (int64_t micro = 1; micro <= std::min(of_rank, question.most_micro_batch); micro *= 2) {
+  const int64_t most = std::min(of_rank, question.most_micro_batch);
+  for (int64_t low = 1; low <= most; low *= 2) {
+    int64_t micro = of_rank % low == 0 ? low : std::min(2 * low - 1, most);
+    while (micro > low && of_rank % micro != 0) --micro;
     if (of_rank % micro == 0) all.push_back(micro);
   }
   return all;
@@ -181,13 +185,17 @@ void Table::fill() {
   for (const auto& way : ways(question)) {
     for (const int64_t recompute : {0, 1}) {
       if (recompute > 0 && !question.recomputes) continue;
+      bool fits = true;
       for (const int64_t micro : sizes) {
+        const int64_t passes = of_rank / micro;
+        // A larger micro-batch does not fit either, except in a step of one, which adds up no
+        // gradients in fp32.
+        if (!fits && passes > 1) continue;
         // Updates in backward need all gradients of a unit at once.
-        if (way.updates == Updates::in_backward && micro != of_rank) continue;
-        auto candidate = make(way, micro, of_rank / micro, recompute);
-        const bool fits = candidate.fits();
+        if (way.updates == Updates::in_backward && passes > 1) continue;
+        auto candidate = make(way, micro, passes, recompute);
+        fits = candidate.fits();
         all.push_back(std::move(candidate));
-        if (!fits) break;  // a larger micro-batch does not fit either
       }
     }
   }

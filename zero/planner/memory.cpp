@@ -389,8 +389,8 @@ RankMemory predict_memory(const Trace& trace, const Config& config,
                   disk_update_memory(step, config.offload_optimizer.buffer_count) +
                       (alone ? 0 : read_buffers(step, config)));
   }
-  // Passes after the second one are like it.
-  for (int i = 0; i < 2; ++i) playback.step(std::min<int64_t>(2, step.passes));
+  // Passes after the third one are like it.
+  for (int i = 0; i < 2; ++i) playback.step(std::min<int64_t>(3, step.passes));
   auto memory = playback.result();
   memory.disk = disk;
   return memory;

@@ -47,6 +47,10 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const auto sizes = at::infer_size(at::infer_size(condition.sizes(), a.sizes()), b.sizes());
   return at::empty(sizes, a.options().dtype(at::result_type(a, b)));
 }
+Tensor& where_out(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& out) {
+  out.resize_(at::infer_size(at::infer_size(condition.sizes(), a.sizes()), b.sizes()));
+  return out;
+}
 
 Three layer_norm(const Tensor& x, Ints normed, const OptionalTensor& weight,
                  const OptionalTensor& /*bias*/, double /*eps*/) {
@@ -158,17 +162,20 @@ void add_meta_kernels() {
   static const torch::Library* const added = [] {
     auto* library = new torch::Library(torch::Library::IMPL, "aten",  // NOLINT: never freed
                                        c10::DispatchKey::Meta, __FILE__, __LINE__);
-    const auto add = [&](const char* name, auto* kernel) {
+    const auto add = [&](const std::string& name, auto* kernel) {
+      const auto dot = name.find('.');
       const auto op = c10::Dispatcher::singleton().findSchema(
-          {std::string("aten::") + name, name == std::string_view("where") ? "self" : ""});
+          {"aten::" + name.substr(0, dot),
+           dot == std::string::npos ? std::string() : name.substr(dot + 1)});
       if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::Meta)) return;
-      library->impl(name == std::string_view("where") ? "where.self" : name, kernel);
+      library->impl(name.c_str(), kernel);
     };
     add("index_select", &index_select);
     add("embedding_dense_backward", &embedding_backward);
     add("relu", &relu);
     add("flip", &flip);
-    add("where", &where);
+    add("where.self", &where);
+    add("where.self_out", &where_out);
     add("native_layer_norm", &layer_norm);
     add("native_layer_norm_backward", &layer_norm_backward);
     add("native_batch_norm", &batch_norm);

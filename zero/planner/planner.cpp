@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
+#include "zero/models/architectures.h"
 #include "zero/planner/candidates.h"
 #include "zero/planner/sentences.h"
 
@@ -16,6 +19,20 @@ namespace zero::plan {
 Tracer tracer(const LanguageModelConfig& model, int64_t sequence) {
   return [&model, sequence](int64_t batch, int64_t recompute, const TraceOptions& options) {
     return trace(model, batch, sequence, recompute, options);
+  };
+}
+
+void ask_of_depths(Question& question, const LanguageModelConfig& model) {
+  const auto text = model.to_json();
+  const auto key = parse_json(text).contains("n_layer") ? "n_layer" : "num_hidden_layers";
+  question.of_layers = [text, key, sequence = question.sequence](int64_t layers) -> Tracer {
+    auto json = parse_json(text);
+    json[key] = layers;
+    json.erase("layer_types");
+    const std::shared_ptr sizes = language_model_config_from_json(json.dump(), "the model");
+    return [sizes, sequence](int64_t batch, int64_t recompute, const TraceOptions& options) {
+      return trace(*sizes, batch, sequence, recompute, options);
+    };
   };
 }
 
@@ -77,7 +94,7 @@ Answer plan(const Question& question) {
   } else {
     answer.binds = nearest_lacks(answer.best());
   }
-  answer.largest_model = largest_model(question);
+  answer.largest_model = largest_model(question, table.make(Way{}, 1, 1, 0), answer.parameters);
   answer.fewest_devices = fewest_devices(question, traces, answer.candidates);
   return answer;
 }
@@ -170,6 +187,8 @@ std::string ds_config(const Candidate& candidate, const std::string& nvme_path) 
     file["update_in_backward"] = true;
     file["gradient_clipping"] = 0;
   }
+  if (config.optimizer && *config.optimizer != Optimizer(AdamW{}))
+    file["optimizer"] = Json::parse(dump(*config.optimizer));
   if (candidate.recompute > 0) file["activation_checkpointing"] = {{"every", candidate.recompute}};
   return file.dump(2) + "\n";
 }

@@ -45,13 +45,21 @@ struct Question {
   /// The hosts of `cluster`, where they measure their operators at the same time.
   OfHosts hosts{};
   Optimizer optimizer = AdamW{};
-  /// The micro-batches to try are the powers of two up to this, which is at most 2^20.
+  /// The micro-batches to try are at most this, which is at most 2^20: the powers of two that
+  /// divide a rank's batch, and between two of them where the lower does not, the largest that
+  /// does.
   int64_t most_micro_batch = 64;
   /// The times of updates to try beside those in the step, where an engine allows them.
   std::vector<Updates> updates{};
   /// Tries recomputation; a model that cannot recompute says no.
   bool recomputes = true;
+  /// Returns the tracer of a like model of so many layers, to find the most that fit. Null: an
+  /// answer tells nothing of it.
+  std::function<Tracer(int64_t layers)> of_layers{};
 };
+
+/// Sets `of_layers` of a question whose `trace` is that of `model`. Set `sequence` before.
+void ask_of_depths(Question& question, const LanguageModelConfig& model);
 
 struct Candidate {
   Config config{};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -34,7 +35,7 @@ struct Part {
 };
 
 std::array<Part, 6> parts(const StepTime& time) {
-  return {{{time.compute, "compute", "the devices' products"},
+  return {{{time.compute, "compute", "the devices' operators"},
            {time.gather, "gathers", "operators wait for parameters on the links"},
            {time.reduce, "reductions", "gradients wait for the links"},
            {time.offload, "copies between device and host", "PCIe is slower than the step"},
@@ -76,7 +77,7 @@ std::string nothing_fits(const Answer& answer, const Question& question) {
     return c.device_lacks == 0 && c.host_lacks > 0;
   });
   if (host != answer.candidates.end())
-    sentence += fmt::format("; with states on the host each host lacks {} of memory",
+    sentence += fmt::format("; with {} each host lacks {} of memory", host->words(),
                             bytes(host->host_lacks));
   return sentence + fmt::format(". The nearest is {}.", nearest.words());
 }
@@ -207,21 +208,105 @@ std::string helps(const Table& table, const Candidate& best) {
   return sentence;
 }
 
-// The bytes of a parameter at stage 3 with everything of a kind on one tier.
-std::string largest_model(const Question& question) {
+namespace {
+
+// A number of things and what was found with it.
+struct Least {
+  int64_t count = 0;
+  Candidate candidate;
+};
+
+// Returns the least number up to `most` with which `with(number)` finds something. More never find
+// less.
+template <typename With>
+std::optional<Least> least(int64_t most, const With& with) {
+  int64_t too_few = 0;
+  int64_t enough = 1;
+  auto found = with(enough);
+  while (!found && enough < most) {
+    too_few = enough;
+    enough = std::min(2 * enough, most);
+    found = with(enough);
+  }
+  if (!found) return std::nullopt;
+  while (enough - too_few > 1) {
+    const int64_t middle = too_few + (enough - too_few) / 2;
+    if (auto fewer = with(middle)) {
+      found = std::move(fewer);
+      enough = middle;
+    } else {
+      too_few = middle;
+    }
+  }
+  return Least{enough, std::move(*found)};
+}
+
+// Returns a candidate that fits, of those that need the least memory for these micro-batches and
+// passes.
+std::optional<Candidate> smallest_that_fits(const Question& asked, Traces& traces,
+                                            std::initializer_list<std::pair<int64_t, int64_t>> of) {
+  const int stage = asked.cluster.ranks() > 1 ? 3 : 0;
+  Table table(asked, traces);
+  auto all = ways(asked);
+  std::ranges::stable_sort(all, {}, &Way::eight_bit);  // fewer bits change results
+  for (const auto& way : all) {
+    const bool leasts = way.stage == stage || way.parameters != OffloadDevice::none;
+    if (!leasts || way.across != Way::Across::all || way.updates != Updates::in_step) continue;
+    for (const auto& [micro_batch, passes] : of) {
+      auto candidate = table.make(way, micro_batch, passes, asked.recomputes ? 1 : 0);
+      if (candidate.fits()) return candidate;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string billions(double parameters) {
+  return parameters < 1e12 ? fmt::format("{:.3g} B", parameters / 1e9)
+                           : fmt::format("{:.3g} T", parameters / 1e12);
+}
+
+// Returns the model with the most layers that fits, of those like the question's.
+std::string deepest_model(const Question& question) {
+  constexpr int64_t kMostLayers = 512;
+  if (!question.of_layers) return {};
+  const int64_t of_rank = question.global_batch / question.cluster.ranks();
+  double parameters = 0;
+  std::optional<Candidate> last;
+  // `least` finds the first depth that is too large.
+  const auto too_large = [&](int64_t layers) -> std::optional<Candidate> {
+    auto asked = question;
+    asked.trace = question.of_layers(layers);
+    Traces traces(asked);
+    auto fits = smallest_that_fits(asked, traces, {{1, of_rank}, {of_rank, 1}});
+    if (!fits) return Candidate{};
+    parameters = static_cast<double>(
+        traces.of(fits->config, fits->micro_batch, fits->recompute).parameters());
+    last = std::move(fits);
+    return std::nullopt;
+  };
+  const auto found = least(kMostLayers, too_large);
+  if (!last) return {};
+  return fmt::format(" Of models of this width, {} layers ({} parameters) {}: {}.",
+                     found ? found->count - 1 : kMostLayers, billions(parameters),
+                     found ? "are the most that fit" : "fit", last->words());
+}
+
+}  // namespace
+
+std::string largest_model(const Question& question, const Candidate& plain, int64_t parameters) {
   const auto& c = question.cluster;
   const auto n = static_cast<double>(c.ranks());
-  const partition::StateBytes of =
-      question.bf16 ? partition::StateBytes{} : partition::StateBytes{4, 4, 8};
-  const double all = static_cast<double>(of.parameter + of.gradient + of.optimizer);
+  // The states of a parameter, all on one rank.
+  const double all = static_cast<double>(plain.memory.of(Category::parameters) +
+                                         plain.memory.of(Category::gradients) +
+                                         plain.memory.of(Category::optimizer)) /
+                     static_cast<double>(parameters);
   const double device =
       (c.device.cpu ? c.host_memory / static_cast<double>(c.per_host) : usable(c.device));
-  const auto billions = [](double parameters) {
-    return parameters < 1e12 ? fmt::format("{:.3g} B", parameters / 1e9)
-                             : fmt::format("{:.3g} T", parameters / 1e12);
-  };
-  auto sentence = fmt::format("By states alone the cluster holds {} parameters at stage 0",
-                              billions(device / all));
+  auto sentence = fmt::format(
+      "By states alone ({:.3g} bytes a parameter) the cluster holds {} "
+      "parameters at stage 0",
+      all, billions(device / all));
   if (c.ranks() > 1) sentence += fmt::format(" and {} at stage 3", billions(device / all * n));
   if (!c.device.cpu)
     sentence += fmt::format(", {} with states in the hosts' memory",
@@ -229,60 +314,36 @@ std::string largest_model(const Question& question) {
   if (c.nvme > 0)
     sentence += fmt::format(", {} with states on disk",
                             billions(c.nvme_bytes * static_cast<double>(c.hosts) / all));
-  return sentence + "; activations come on top.";
+  return sentence + "; activations come on top." + deepest_model(question);
 }
 
 std::string fewest_devices(const Question& question, Traces& traces,
                            const std::vector<Candidate>& known) {
-  auto asked = question;
-  const auto try_on = [&](int64_t hosts, int64_t per_host) -> std::optional<Candidate> {
+  const auto on = [&](int64_t hosts, int64_t per_host) {
+    auto asked = question;
     asked.cluster.hosts = hosts;
     asked.cluster.per_host = per_host;
-    const int stage = asked.cluster.ranks() > 1 ? 3 : 0;
-    Table table(asked, traces);
-    auto all = ways(asked);
-    std::ranges::stable_sort(all, {}, &Way::eight_bit);  // fewer bits change results
-    for (const auto& way : all) {
-      const bool least = way.stage == stage || way.parameters != OffloadDevice::none;
-      if (!least || way.across != Way::Across::all || way.updates != Updates::in_step) continue;
-      auto candidate = table.make(way, 1, 1, question.recomputes ? 1 : 0);
-      if (candidate.fits()) return candidate;
-    }
-    return std::nullopt;
+    return smallest_that_fits(asked, traces, {{1, 1}});
   };
   const int64_t usual = question.cluster.per_host;
   const int64_t most_hosts = std::max<int64_t>(1, (int64_t{1} << 16) / usual);
-  std::optional<Candidate> found;
   int64_t hosts = 1;
-  for (int64_t devices = 1; !found && devices < usual; devices *= 2) found = try_on(1, devices);
+  auto found = least(usual, [&](int64_t devices) { return on(1, devices); });
   if (!found) {
-    found = try_on(1, usual);
-    int64_t too_few = 0;
-    while (!found && 2 * hosts <= most_hosts) {
-      too_few = hosts;
-      hosts *= 2;
-      found = try_on(hosts, usual);
-    }
-    // More hosts hold more, so the fewest are between those that are too few and these.
-    while (found && hosts - too_few > 1) {
-      const int64_t middle = too_few + (hosts - too_few) / 2;
-      if (auto fewer = try_on(middle, usual)) {
-        found = std::move(fewer);
-        hosts = middle;
-      } else {
-        too_few = middle;
-      }
-    }
+    found = least(most_hosts, [&](int64_t several) { return on(several, usual); });
+    if (found) hosts = found->count;
   }
   // The table has more configurations, as lower stages, which may need a little less.
   const auto* in_table = fastest(known, [](const Candidate&) { return true; });
-  if (in_table != nullptr && (!found || in_table->ranks < found->ranks)) {
-    found = *in_table;
+  if (in_table != nullptr && (!found || in_table->ranks < found->candidate.ranks)) {
+    found = Least{in_table->ranks, *in_table};
     hosts = question.cluster.hosts;
   }
   if (found) {
-    return fmt::format("The fewest devices that hold this model are {}{}: {}.", found->ranks,
-                       hosts > 1 ? fmt::format(" on {} hosts", hosts) : "", found->words());
+    return fmt::format(
+        "The fewest devices that hold this model, with a micro-batch of one, are {}{}: {}.",
+        found->candidate.ranks, hosts > 1 ? fmt::format(" on {} hosts", hosts) : "",
+        found->candidate.words());
   }
   return fmt::format(
       "No number of devices up to {} holds this model: what one rank needs for a micro-batch of "

@@ -17,7 +17,9 @@ using paging::StepSchedule;
 using paging::UnitCosts;
 
 constexpr double kNanoseconds = 1e9;
-int64_t ns(double seconds) { return std::llround(seconds * kNanoseconds); }
+// The sums of a step's times stay within 64 bits: no time counts as longer than eleven days.
+constexpr double kLongest = 1e6;  // seconds
+int64_t ns(double seconds) { return std::llround(std::min(seconds, kLongest) * kNanoseconds); }
 
 /// The work of one micro-batch by operators that use units.
 struct MicroBatch {
@@ -231,10 +233,20 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
     return paging::simulate(schedule, speeds).seconds;
   };
   const int64_t k = step.passes;
-  const auto total = [&](const std::vector<UnitCosts>& with) {
-    if (k <= 3) return run(k, with);
+  // All passes behind the second one take as long as the third.
+  const auto passes = [&](const std::vector<UnitCosts>& with) {
     const double two = run(2, with);
     return two + static_cast<double>(k - 2) * (run(3, with) - two);
+  };
+  const auto total = [&](const std::vector<UnitCosts>& with) {
+    if (k <= 3) return run(k, with);
+    if (!step.timing.delayed_after) return passes(with);
+    // A delayed update runs beside all passes, so a third one may take no time of its own.
+    auto without_updates = with;
+    for (auto& unit : without_updates) {
+      unit.update = unit.update_read = unit.update_write = 0;
+    }
+    return std::max(run(3, with), passes(without_updates));
   };
   StepTime time;
   double now = time.seconds = total(costs);

@@ -13,14 +13,10 @@
 namespace zero::report {
 namespace {
 
-plan::RankMemory predict(const RunLog& log, const Settings& settings, bool drops) {
+plan::RankMemory predict(const RunLog& log, const Settings& settings) {
   const auto sizes = language_model_config_from_json(log.model, log.path.string());
   const auto& program = settings.program;
-  if (!drops) {
-    sizes->set_dropout(0);
-  } else if (program.dropout) {
-    sizes->set_dropout(*program.dropout);
-  }
+  if (program.dropout) sizes->set_dropout(*program.dropout);
   const auto batch = program.micro_batch_size.value_or(1);
   const auto& config = settings.engine;
   const bool host = program.device != TrainingDevice::cuda;
@@ -52,12 +48,7 @@ PlannedMemory planned_memory(const RunLog& log) {
       return no(
           "There is no plan beside it: this run changed its model (adapters, frozen parameters, "
           "tiles).");
-    try {
-      return {.memory = predict(log, settings, /*drops=*/true), .note = {}};
-    } catch (const Error&) {  // attention with dropout computes its scores, which cannot be traced
-      return {.memory = predict(log, settings, /*drops=*/false),
-              .note = "The plan is of a step without dropout, whose masks cannot be traced."};
-    }
+    return {.memory = predict(log, settings), .note = {}};
   } catch (const std::exception& error) {
     return no(fmt::format("There is no plan beside it: {}", error.what()));
   }

@@ -8,11 +8,14 @@
 #include <array>
 #include <cmath>
 #include <ctime>
+#include <exception>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "zero/base/error.h"
+#include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
 #include "zero/comm/traffic.h"
 #include "zero/report/chart.h"
@@ -52,6 +55,16 @@ std::string grouped(int64_t number) {
     text += digits[i];
   }
   return text;
+}
+
+// Returns the name that --model had, or of a model from a folder what its config.json says.
+std::string model_name(const RunLog& run) {
+  if (run.weights.empty()) return run.setting("train.model");
+  try {
+    return parse_json(run.model).value("model_type", std::string("a model"));
+  } catch (const std::exception&) {
+    return "a model";
+  }
 }
 
 std::string duration(double seconds) {
@@ -128,7 +141,7 @@ std::string facts(const Runs& runs, const std::vector<std::string>& names) {
   };
   row("state", state_of);
   row("model", [](const RunLog& run) {
-    return fmt::format("{}: {} parameters", run.setting("train.model"), grouped(run.parameters));
+    return fmt::format("{}: {} parameters", model_name(run), grouped(run.parameters));
   });
   row("first weights",
       [](const RunLog& run) { return run.weights.empty() ? std::string("random") : run.weights; });
@@ -271,7 +284,7 @@ std::string times(const Runs& runs, const std::vector<std::string>& names) {
       return std::ranges::all_of(part.y, [](double ms) { return ms == 0; });
     });
     auto body = layers("milliseconds of a step on rank 0", parts, {.unit = Unit::milliseconds}) +
-                table({"part", "ms, median", "of all steps"}, rows);
+                table({"part", "ms, median of the steps", "part of their sum"}, rows);
     if (!split)
       body += paragraph("With --wall-clock-breakdown a run's log has more parts of each step.");
     columns.push_back({runs.size() > 1 ? names[i] : "", std::move(body)});

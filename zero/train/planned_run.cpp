@@ -17,7 +17,7 @@
 namespace zero::train {
 namespace {
 
-/// Returns the tracer of the run's model. `sizes` have the dropout that the trace is to have.
+/// Returns the tracer of the run's model.
 plan::Tracer tracer(const Settings& settings, std::shared_ptr<LanguageModelConfig> sizes) {
   return [settings, sizes = std::move(sizes)](int64_t batch, int64_t recompute,
                                               const plan::TraceOptions& options) {
@@ -92,19 +92,7 @@ PlannedRun plan_run(const Settings& given, int ranks, int hosts,
               .hosts = together,
               .optimizer = *config.optimizer};
   const int64_t every = settings.model.activation_checkpointing.every.value_or(0);
-  const auto evaluate = [&] { return plan::evaluate(question, config, micro_batch, every); };
-  try {
-    planned.run = evaluate();
-  } catch (const ConfigError&) {
-    throw;
-  } catch (const CommError&) {
-    throw;
-  } catch (const Error&) {  // attention with dropout computes its scores, which cannot be traced
-    sizes->set_dropout(0);
-    planned.run = evaluate();
-    planned.notes.emplace_back(
-        "The plan is of a step without dropout, whose masks cannot be traced.");
-  }
+  planned.run = plan::evaluate(question, config, micro_batch, every);
   planned.answer = plan::plan(question);
   return planned;
 }
