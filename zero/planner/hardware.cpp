@@ -201,6 +201,7 @@ struct Number {
   const char* key;
   double& value;
   bool part = false;  ///< it is at most 1
+  bool may_be_0 = false;
 };
 
 std::vector<Number> numbers(Cluster& c) {
@@ -215,17 +216,17 @@ std::vector<Number> numbers(Cluster& c) {
           {"link", c.inside.bandwidth},
           {"link_latency", c.inside.latency},
           {"link_efficiency", c.inside.efficiency, true},
-          {"link_processors", c.inside.processors, true},
+          {"link_processors", c.inside.processors, true, true},
           {"network", c.between.bandwidth},
           {"network_latency", c.between.latency},
           {"network_efficiency", c.between.efficiency, true},
-          {"network_processors", c.between.processors, true},
+          {"network_processors", c.between.processors, true, true},
           {"host_memory", c.host_memory},
           {"nvme", c.nvme},
           {"nvme_bytes", c.nvme_bytes},
           {"host_update", c.host_update},
-          {"jitter", c.speeds_differ.jitter, true},
-          {"stragglers", c.speeds_differ.stragglers, true},
+          {"jitter", c.speeds_differ.jitter, true, true},
+          {"stragglers", c.speeds_differ.stragglers, true, true},
           {"straggler_slower", c.speeds_differ.slower}};
 }
 
@@ -285,7 +286,7 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
                        fmt::join(keys, ", ")));
     }
     const double number = value.is_number() ? value.get<double>() : NAN;
-    const bool zero = number == 0 && key.ends_with("_processors");
+    const bool zero = number == 0 && found->may_be_0;
     if (!std::isfinite(number) || !(number > 0 || zero))
       fail(fmt::format("'{}' is {}; it must be a number above 0.", key, value.dump()));
     if (found->part && number > 1)

@@ -7,7 +7,9 @@
 // element-wise traffic; collectives in two levels; copies; updates. Each stack of software has one
 // pair (e, c), fitted on two of its rows, which are marked and not tested. Each row says where its
 // configuration is from: the paper's own text, tables or pictures, or memory of its appendix, which
-// no text at hand confirmed; the latter are shown and not tested either.
+// no text at hand confirmed; the latter are shown and not tested either. These rows have kernels
+// and parallelism that libzero has not, so they say nothing of `zero plan` itself. The row of
+// libzero is planned as `zero plan` does it.
 #pragma once
 
 #include <string>
