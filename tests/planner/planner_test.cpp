@@ -311,6 +311,14 @@ TEST(Planner, CountsTheFewestDevicesWithTheDisk) {
   EXPECT_NE(fewest.find("are 3: stage"), std::string::npos) << fewest;
 }
 
+// A device does not update the states of LAMB.
+TEST(Planner, PlacesStatesWhereAnEngineTakesThem) {
+  auto asked = ask(gpt2(2, 128), cluster_of(device_named("H100"), 1, 2), 4);
+  asked.question.optimizer = Lamb{};
+  for (const auto& candidate : plan(asked.question).candidates)
+    EXPECT_NE(candidate.config.offload_optimizer.device, OffloadDevice::none) << candidate.words();
+}
+
 TEST(Planner, SaysThatThreadsCannotBeStarted) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);

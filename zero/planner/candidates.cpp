@@ -8,6 +8,7 @@
 #include "zero/base/error.h"
 #include "zero/engine/costs.h"
 #include "zero/engine/plan_units.h"
+#include "zero/optim/operators.h"
 
 namespace zero::plan {
 namespace {
@@ -144,6 +145,9 @@ std::vector<Way> ways(const Question& question) {
       all.push_back({.stage = 3, .across = across});
     }
   }
+  // Only the host updates the states of some optimizers: engine/on_device.cpp.
+  if (!cluster.device.cpu && !optim::updates_on_devices(question.optimizer))
+    std::erase_if(all, [](const Way& way) { return way.optimizer == none; });
   for (size_t i = 0, count = all.size(); i < count; ++i) {
     for (const auto updates : question.updates) {
       if (updates == Updates::in_step || !allows(question, all[i], updates)) continue;

@@ -202,8 +202,9 @@ std::string helps(const Table& table, const Candidate& best) {
   const auto* other =
       fastest(table.all, [&](const Candidate& c) { return c.config.stage != best.config.stage; });
   if (other != nullptr) {
-    sentence += fmt::format(" Of other stages, {} is the fastest, with {:.2f} of the first one's speed.",
-                            other->words(), other->tokens_per_second / best.tokens_per_second);
+    sentence +=
+        fmt::format(" Of other stages, {} is the fastest, with {:.2f} of the first one's speed.",
+                    other->words(), other->tokens_per_second / best.tokens_per_second);
   }
   return sentence;
 }
