@@ -47,6 +47,12 @@ at::ScalarType dtype_in_engine(const ParameterShape& parameter, const Config& co
   return narrows ? config.parameter_dtype() : parameter.dtype;
 }
 
+partition::RankGrid grid_of(const Config& config, int64_t hosts, int64_t ranks_a_host) {
+  return {.hosts = hosts,
+          .ranks_a_host = ranks_a_host,
+          .shards = config.mics_shard_size > 0 ? config.mics_shard_size : hosts * ranks_a_host};
+}
+
 partition::Layout lay_out(const ModelShape& model, const Config& config,
                           const partition::RankGrid& grid) {
   std::vector<partition::Parameter> described;

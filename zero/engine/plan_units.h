@@ -15,6 +15,9 @@
 
 namespace zero {
 
+/// Returns the grid of ranks that a configuration makes of so many hosts.
+partition::RankGrid grid_of(const Config& config, int64_t hosts, int64_t ranks_a_host);
+
 /// Lays the parameters of `model` out in units, over the ranks of a shard group of `grid`. Throws
 /// ConfigError for a trainable parameter in fp16 whose gradients would not be scaled.
 partition::Layout lay_out(const ModelShape& model, const Config& config,

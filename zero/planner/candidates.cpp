@@ -51,12 +51,6 @@ bool allows(const Question& question, const Way& way, Updates updates) {
   return way.stage >= 2 && (!scales_loss || way.optimizer == OffloadDevice::nvme);
 }
 
-partition::RankGrid grid_of(const Config& config, const Cluster& cluster) {
-  return {.hosts = cluster.hosts,
-          .ranks_a_host = cluster.per_host,
-          .shards = config.mics_shard_size > 0 ? config.mics_shard_size : cluster.ranks()};
-}
-
 void judge(Candidate& candidate, const Cluster& cluster) {
   const auto& memory = candidate.memory;
   const auto ranks = static_cast<double>(cluster.per_host);
@@ -215,8 +209,9 @@ Candidate Table::make(const Config& config, int64_t micro, int64_t recompute) {
                       .micro_batch = micro,
                       .recompute = recompute};
   const auto& trace = traces.of(candidate.config, micro, recompute);
-  candidate.memory =
-      predict_memory(trace, candidate.config, grid_of(candidate.config, question.cluster));
+  const auto& cluster = question.cluster;
+  candidate.memory = predict_memory(trace, candidate.config,
+                                    grid_of(candidate.config, cluster.hosts, cluster.per_host));
   judge(candidate, question.cluster);
   return candidate;
 }

@@ -188,10 +188,7 @@ double operator_seconds(const TracedOperator& op, const Device& device, at::Scal
 }
 
 StepTime simulate(const Trace& trace, const Config& config, const Cluster& cluster, bool split) {
-  const partition::RankGrid grid{
-      .hosts = cluster.hosts,
-      .ranks_a_host = cluster.per_host,
-      .shards = config.mics_shard_size > 0 ? config.mics_shard_size : cluster.ranks()};
+  const auto grid = grid_of(config, cluster.hosts, cluster.per_host);
   const auto layout = lay_out(trace.model, config, grid);
   const auto units = plan_units(layout, trace.model, config, {.grid = grid});
   const auto step = planned_step(layout, units, trace.model, config, {.grid = grid});

@@ -7,6 +7,7 @@
 
 #include "zero/base/error.h"
 #include "zero/config/settings.h"
+#include "zero/engine/plan_units.h"
 #include "zero/models/architectures.h"
 #include "zero/planner/trace.h"
 
@@ -23,11 +24,7 @@ plan::RankMemory predict(const RunLog& log, const Settings& settings) {
   const auto trace = plan::trace(*sizes, batch, program.seq,
                                  settings.model.activation_checkpointing.every.value_or(0),
                                  plan::trace_options(config, host));
-  const partition::RankGrid grid{
-      .hosts = 1,
-      .ranks_a_host = log.ranks,
-      .shards = config.mics_shard_size > 0 ? config.mics_shard_size : int64_t{log.ranks}};
-  return plan::predict_memory(trace, config, grid);
+  return plan::predict_memory(trace, config, grid_of(config, 1, log.ranks));
 }
 
 }  // namespace
