@@ -8,9 +8,10 @@
 // sequence is recorded; a micro-batch of more computes as many times as much.
 //
 // Between hosts the gradient of a tied weight may leave while it is made (Note [Tied gradient in
-// tiles] in engine/tied_gradient.h), which one rank does not do. Its three products, of one size, are
-// recorded with the output projection. So `in_tiles` cuts that operator after the first of them, the
-// logits, and begins the reduction there. The tokens are random, so each rank looks other rows up.
+// tiles] in engine/tied_gradient.h), which one rank does not do. Its three products, of one size,
+// are recorded with the output projection. So `in_tiles` cuts that operator after the first of
+// them, the logits, and begins the reduction there. The tokens are random, so each rank looks other
+// rows up.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -279,8 +280,8 @@ void in_tiles(paging::StepSchedule& schedule, int64_t unit) {
   ensure(last != reductions.rend(), "the unit is reduced");
   reductions.erase(std::next(last).base());
   for (auto& each : reductions) each.after += each.after >= projection ? 1 : 0;
-  const auto behind = std::ranges::find_if(
-      reductions, [&](const auto& each) { return each.after > projection; });
+  const auto behind =
+      std::ranges::find_if(reductions, [&](const auto& each) { return each.after > projection; });
   reductions.insert(behind, {unit, projection});
 }
 

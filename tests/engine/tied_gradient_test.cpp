@@ -27,11 +27,7 @@ constexpr World kThreeByOne{3, 1};
 
 // Three tiles and a part of one; slices of three ranks end within a row.
 Gpt2Config tiled() {
-  return {.vocab_size = 3 * kTileRows + 101,
-          .context = 16,
-          .width = 32,
-          .layers = 2,
-          .heads = 2};
+  return {.vocab_size = 3 * kTileRows + 101, .context = 16, .width = 32, .layers = 2, .heads = 2};
 }
 
 Gpt2 make_model() {
@@ -45,7 +41,8 @@ Gpt2 make_model() {
 
 // Rows that repeat within a rank, that several ranks have, and the first and the last.
 at::Tensor tokens_of(int rank, int64_t step, int64_t rows = 2) {
-  auto tokens = torch::arange(rows * 16).mul(211 + 7 * step + rank).remainder(1200).view({rows, 16});
+  auto tokens =
+      torch::arange(rows * 16).mul(211 + 7 * step + rank).remainder(1200).view({rows, 16});
   tokens[0][0] = 0;
   tokens[0][1] = tiled().vocab_size - 1;
   tokens[0].slice(0, 4, 8) = 2081;
@@ -166,22 +163,19 @@ TEST(TiedGradient, StaysWholeWhereARankCannotGiveTiles) {
     };
   };
   const std::vector<std::pair<std::string, Loss>> cases{
-      {"a rank computes a loss without the head",
-       third([&](Gpt2& model, int rank, int64_t pass) {
+      {"a rank computes a loss without the head", third([&](Gpt2& model, int rank, int64_t pass) {
          if (rank == 0) return plain(model, rank, pass);
          return model->forward(tokens_of(rank, pass)).to(at::kFloat).pow(2).mean();
        })},
-      {"a rank computes two losses and uses one",
-       third([&](Gpt2& model, int rank, int64_t pass) {
+      {"a rank computes two losses and uses one", third([&](Gpt2& model, int rank, int64_t pass) {
          if (rank == 1) plain(model, rank, pass + 5);
          return plain(model, rank, pass);
        })},
       {"two losses are added", third([&](Gpt2& model, int rank, int64_t pass) {
          return plain(model, rank, pass) + plain(model, rank, pass + 5);
        })},
-      {"more tokens than columns", third([](Gpt2& model, int rank, int64_t pass) {
-         return loss_of(model, rank, pass, 3);
-       })}};
+      {"more tokens than columns",
+       third([](Gpt2& model, int rank, int64_t pass) { return loss_of(model, rank, pass, 3); })}};
   for (const auto& [name, loss] : cases) {
     for (const bool bf16 : {false, true}) {
       SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
@@ -199,8 +193,7 @@ TEST(TiedGradient, StaysWholeWhereARankCannotGiveTiles) {
 TEST(TiedGradient, StaysWholeWhereSomethingElseUsesTheWeight) {
   for (const bool bf16 : {false, true}) {
     const Loss loss = [](Gpt2& model, int rank, int64_t pass) {
-      return loss_of(model, rank, pass) +
-             model->wte->weight.to(at::kFloat).pow(2).mean();
+      return loss_of(model, rank, pass) + model->wte->weight.to(at::kFloat).pow(2).mean();
     };
     const auto whole = trained({1, 2}, tied_config(3, bf16), 3, loss);
     const auto between = trained(kTwoByOne, tied_config(3, bf16), 3, loss);

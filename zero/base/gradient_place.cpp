@@ -33,8 +33,8 @@ double loss_factor(const at::Tensor& parameter) {
 
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices) {
   auto* collector = collector_of(parameter);
-  const bool cast = autocast_dtype(parameter).value_or(parameter.scalar_type()) !=
-                    parameter.scalar_type();
+  const bool cast =
+      autocast_dtype(parameter).value_or(parameter.scalar_type()) != parameter.scalar_type();
   return collector != nullptr && !cast && parameter.is_cpu() && parameter.dim() == 2 &&
          parameter.is_contiguous() && indices.numel() > 0 && indices.numel() <= parameter.size(1) &&
          torch::autograd::impl::hooks(parameter).empty() && collector->announce_rows(indices);

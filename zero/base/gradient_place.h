@@ -40,8 +40,8 @@ class GradientPlace {
   /// Returns the value with which backward begins for a loss that is computed now: 1, or a loss
   /// scale.
   virtual double loss_factor() const { return 1; }
-  /// Learns that a loss is computed now whose backward pass brings this parameter one gradient, from
-  /// an output projection and then from a look-up of the rows `indices`. Returns whether the
+  /// Learns that a loss is computed now whose backward pass brings this parameter one gradient,
+  /// from an output projection and then from a look-up of the rows `indices`. Returns whether the
   /// projection should be ready to give its part in tiles.
   virtual bool announce_rows(const at::Tensor& /*indices*/) { return false; }
   /// Returns the taker of tiles in the backward pass under way, or null.
@@ -62,10 +62,10 @@ at::Tensor gradient_place(const at::Tensor& parameter);
 /// for example, compute them with this factor.
 double loss_factor(const at::Tensor& parameter);
 
-/// Return what the collector of this parameter's gradients does, if there is one: see GradientPlace.
-/// A gradient is in tiles only if no hook of the user's waits for it, if the weight is not cast, and
-/// if the gradients of the logits, which then stay until backward, take no more memory than that of
-/// the weight: if there are no more indices than columns.
+/// Return what the collector of this parameter's gradients does, if there is one: see
+/// GradientPlace. A gradient is in tiles only if no hook of the user's waits for it, if the weight
+/// is not cast, and if the gradients of the logits, which then stay until backward, take no more
+/// memory than that of the weight: if there are no more indices than columns.
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices);
 GradientTiles* gradient_tiles(const at::Tensor& parameter);
 void returns_whole(const at::Tensor& parameter, const at::Tensor& gradient);

@@ -29,8 +29,8 @@
 // A bucket of one pass has the dtype in which gradients are reduced from the start, unless it is
 // divided before that (Note [Dtypes of gradients] in form.h).
 //
-// The unit of a tied weight may be reduced before all others, while its gradient is made: Note [Tied
-// gradient in tiles] in tied_gradient.h.
+// The unit of a tied weight may be reduced before all others, while its gradient is made: Note
+// [Tied gradient in tiles] in tied_gradient.h.
 //
 // On a device a unit is reduced on a stream of its own, behind the work that the hook has enqueued
 // and beside the rest of backward. Memory of sums is taken on that stream too. When the step is
@@ -73,8 +73,8 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       bookkeeping(context_.layout.unit_of(p)).turn = Turn::at_the_end;
     context_.order.move_back(
         [&](int64_t unit) { return bookkeeping(unit).turn == Turn::at_the_end; });
-    const auto first = tied_.begin_pass(
-        pass, [&](int64_t unit) { return bookkeeping(unit).sum != Sum::none; });
+    const auto first =
+        tied_.begin_pass(pass, [&](int64_t unit) { return bookkeeping(unit).sum != Sum::none; });
     if (!first) return;
     bookkeeping(*first).turn = Turn::over;
     bookkeeping(*first).sum = Sum::started;

@@ -61,8 +61,8 @@ void TiedGradient::brought(int64_t parameter, const at::Tensor& gradient) {
            gradient._version() == returned_version_;
 }
 
-std::optional<int64_t> TiedGradient::begin_pass(
-    const GradientReduction::Pass& pass, const std::function<bool(int64_t unit)>& has_sum) {
+std::optional<int64_t> TiedGradient::begin_pass(const GradientReduction::Pass& pass,
+                                                const std::function<bool(int64_t unit)>& has_sum) {
   if (pass_) under_way_.complete();
   pass_.reset();
   const auto announced = std::exchange(announced_, {});
@@ -77,18 +77,16 @@ std::optional<int64_t> TiedGradient::begin_pass(
   if (!rows) return {};
   const auto& shape = context_.arrivals.parameter(expected_);
   const int64_t unit = context_.layout.unit_of(expected_);
-  Pass agreed{.parameter = expected_,
-              .unit = unit,
-              .columns = shape.size(1),
-              .accumulates = has_sum(unit)};
+  Pass agreed{
+      .parameter = expected_, .unit = unit, .columns = shape.size(1), .accumulates = has_sum(unit)};
   if (!share_out(*rows, agreed)) return {};
   agreed.rows = at::tensor(*rows, at::kLong);
   agreed.values = at::zeros({static_cast<int64_t>(rows->size()), agreed.columns},
                             at::TensorOptions().dtype(context_.table.plan(unit).dtype));
   const int64_t tokens = announced.front().indices.numel();
   const int64_t pieces = numel(unit) / (kTileRows * agreed.columns) + 1;
-  agreed.under_way =
-      static_cast<size_t>(std::max<int64_t>(1, pieces * (agreed.columns - tokens) / agreed.columns));
+  agreed.under_way = static_cast<size_t>(
+      std::max<int64_t>(1, pieces * (agreed.columns - tokens) / agreed.columns));
   pass_ = std::move(agreed);
   return unit;
 }
@@ -105,8 +103,7 @@ std::optional<std::vector<int64_t>> TiedGradient::agreed_rows(const Announced* m
       sent[static_cast<size_t>(1 + from[i] / 8)] |= static_cast<uint8_t>(1U << (from[i] % 8));
     }
   }
-  const auto all =
-      comm::gather_arrays<uint8_t>(*context_.placement.all, sent, "rows of look-ups");
+  const auto all = comm::gather_arrays<uint8_t>(*context_.placement.all, sent, "rows of look-ups");
   for (size_t rank = 0; rank * sent.size() < all.size(); ++rank) {
     const auto* from = &all[rank * sent.size()];
     if (from[0] == 0) return {};
@@ -132,15 +129,15 @@ bool TiedGradient::share_out(const std::vector<int64_t>& rows, Pass& pass) const
   size_t most = 0;
   for (const auto& each : pass.of_owner) most = std::max(most, each.size());
   using partition::kAlignment;
-  pass.message = (static_cast<int64_t>(most) * pass.columns + kAlignment - 1) / kAlignment * kAlignment;
+  pass.message =
+      (static_cast<int64_t>(most) * pass.columns + kAlignment - 1) / kAlignment * kAlignment;
   return kLookUpShare * owners * pass.message <= context_.layout.unit(pass.unit).numel;
 }
 
 void TiedGradient::take(const Make& make) {
   if (pass_->taken) {
-    throw Error(
-        "Two output projections gave the gradient of " + context_.label(pass_->unit) +
-        " in tiles in one pass. Leave LinearCrossEntropyOptions::weight_in_backward off.");
+    throw Error("Two output projections gave the gradient of " + context_.label(pass_->unit) +
+                " in tiles in one pass. Leave LinearCrossEntropyOptions::weight_in_backward off.");
   }
   reduce_pieces(make, true);
 }

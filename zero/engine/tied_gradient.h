@@ -6,8 +6,8 @@
 // models/layers/tied_embedding.h. Its gradient is often the largest of a model. If it waits for the
 // look-up, a link between hosts stands still at the begin of a pass and has most to do at its end.
 //
-// Between hosts it leaves in the last pass of a step as follows. Every sum has the same terms in the
-// same order as that of a whole gradient, so no bit changes.
+// Between hosts it leaves in the last pass of a step as follows. Every sum has the same terms in
+// the same order as that of a whole gradient, so no bit changes.
 //   1. The model announces the rows of its look-up in forward. The projection then keeps the
 //      gradients of its logits: T x V elements for T tokens. It does so only if T is at most C, and
 //      makes no array of the weight's gradient, of V x C. With T tokens, the pieces that are under
@@ -15,18 +15,18 @@
 //      that array, but for one tile of each slice.
 //   2. When the pass begins the ranks tell each other, as bits, which rows they look up.
 //   3. The projection makes its part in tiles of kTileRows rows. A piece has as many elements of
-//      each slice as a tile. It is reduced while the next tiles are made: before all other units, on
-//      all ranks. Each rank sets its own values of all ranks' rows apart.
+//      each slice as a tile. It is reduced while the next tiles are made: before all other units,
+//      on all ranks. Each rank sets its own values of all ranks' rows apart.
 //   4. The look-up adds its rows to those values, one after the other, as it would to the whole.
 //   5. When the pass ends one more reduce-scatter sums them, and each owner puts these sums in the
-//      place of those that the pieces gave. If passes add up, it adds them to the sum that was there
-//      before the pieces. The message has as many rows for each owner as the owner with most of them
-//      needs: LookUpMessages::numel elements, in the formula of the step's bytes
+//      place of those that the pieces gave. If passes add up, it adds them to the sum that was
+//      there before the pieces. The message has as many rows for each owner as the owner with most
+//      of them needs: LookUpMessages::numel elements, in the formula of the step's bytes
 //      (Engine::traffic_formula).
-// This is used if the message has at most an eighth of the weight's elements (kLookUpShare), which all
-// ranks know after step 2, and if sums lie on the device and are not handed over, rounded for the
-// link, divided before or doubled (`suits`). A rank may have no look-up in a pass, or several. So
-// every rank says in step 2 whether it can; if one cannot, the gradient is made whole, from the
+// This is used if the message has at most an eighth of the weight's elements (kLookUpShare), which
+// all ranks know after step 2, and if sums lie on the device and are not handed over, rounded for
+// the link, divided before or doubled (`suits`). A rank may have no look-up in a pass, or several.
+// So every rank says in step 2 whether it can; if one cannot, the gradient is made whole, from the
 // gradients of the logits. Step 2 costs a small message, so it is not sent unless all ranks could
 // have used tiles in the step before. That is also when a rank sees whether something else uses the
 // weight: then autograd brings another gradient than the look-up returned. If such a use first
@@ -62,9 +62,9 @@ class TiedGradient final : public GradientTiles, private GradientSums {
   void brought(int64_t parameter, const at::Tensor& gradient);
   LookUpMessages messages() const { return of_last_step_; }
 
-  /// Begins a pass. Returns the unit that is reduced in pieces in it, if there is one; `has_sum` says
-  /// whether a unit has a sum of earlier passes of the step. Collective if all ranks could have used
-  /// tiles in the step before.
+  /// Begins a pass. Returns the unit that is reduced in pieces in it, if there is one; `has_sum`
+  /// says whether a unit has a sum of earlier passes of the step. Collective if all ranks could
+  /// have used tiles in the step before.
   std::optional<int64_t> begin_pass(const GradientReduction::Pass& pass,
                                     const std::function<bool(int64_t unit)>& has_sum);
   /// Returns whether pieces are still to be reduced, before all other units.
@@ -85,8 +85,8 @@ class TiedGradient final : public GradientTiles, private GradientSums {
   void take(const Make& make) override;
   void add_rows(const at::Tensor& indices, const at::Tensor& rows) override;
 
-  /// Returns the parameter whose gradient this rank could have given in tiles in the pass before; -1
-  /// if there is none.
+  /// Returns the parameter whose gradient this rank could have given in tiles in the pass before;
+  /// -1 if there is none.
   int64_t possible() const { return alone_ ? candidate_ : -1; }
   /// All ranks could: they agree on the rows in the next step. -1: they do not.
   void expect(int64_t parameter) { expected_ = parameter; }
@@ -106,11 +106,12 @@ class TiedGradient final : public GradientTiles, private GradientSums {
     int64_t parameter = -1;
     int64_t unit = -1;
     int64_t columns = 0;
-    at::Tensor rows{};                             // (R) all ranks' rows, ascending
-    std::vector<std::vector<int64_t>> of_owner{};  // by rank, positions in `rows`: those in its slice
-    at::Tensor values{};                           // (R, C) this rank's values of the rows
-    int64_t message = 0;                         // elements of one owner's rows in the message
-    size_t under_way = 1;                        // pieces at a time
+    at::Tensor rows{};  // (R) all ranks' rows, ascending
+    std::vector<std::vector<int64_t>>
+        of_owner{};        // by rank, positions in `rows`: those in its slice
+    at::Tensor values{};   // (R, C) this rank's values of the rows
+    int64_t message = 0;   // elements of one owner's rows in the message
+    size_t under_way = 1;  // pieces at a time
     bool accumulates = false;
     bool taken = false;
     at::Tensor kept{};  // the sums of this rank's rows before the pieces, if passes add up

@@ -94,8 +94,8 @@ void add_outer_tile(at::Tensor tile, int64_t begin, const at::Tensor& logits, co
   }
 }
 
-// Computes the same for the whole weight (V, C). On the CPU in tiles: oneDNN, which multiplies bf16,
-// is a sixth slower where one dimension is very long.
+// Computes the same for the whole weight (V, C). On the CPU in tiles: oneDNN, which multiplies
+// bf16, is a sixth slower where one dimension is very long.
 void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Tensor& x,
                bool first) {
   const int64_t most = x.is_cpu() ? kTileRows : weight.size(0);
@@ -176,8 +176,8 @@ at::Tensor scaled(at::Tensor gradient, const at::Tensor& scale, double factor) {
   return gradient.mul_((scale / factor).to(gradient.scalar_type()));
 }
 
-// Gives away the gradient of the weight from those of the logits: in tiles to the collector where it
-// takes them, or else whole to the slot or to the caller.
+// Gives away the gradient of the weight from those of the logits: in tiles to the collector where
+// it takes them, or else whole to the slot or to the caller.
 at::Tensor weight_from_logits(const std::vector<at::Tensor>& logits, const at::Tensor& hidden,
                               const at::Tensor& weight, bool has_slot, const at::Tensor& scale,
                               double factor) {

@@ -27,8 +27,8 @@ struct LinearCrossEntropyOptions {
   /// The gradients of the logits stay until backward, N x V elements, and backward computes from
   /// them the gradient of `weight`, kTileRows rows at a time, and then that of `hidden`. Where the
   /// collector of the weight's gradients takes tiles (gradient_tiles in base/gradient_place.h) and
-  /// there is a slot, it gets them, and the slot stays empty. The results have the same bits. Has no
-  /// effect on a device, and where the weight is cast.
+  /// there is a slot, it gets them, and the slot stays empty. The results have the same bits. Has
+  /// no effect on a device, and where the weight is cast.
   bool weight_in_backward = false;
   /// Added to the logits of every row: (V), of the weight's dtype. Undefined: none is.
   at::Tensor bias = {};
