@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -43,7 +44,7 @@ bool TiedGradient::suits(int64_t parameter) const {
 }
 
 bool TiedGradient::announce(int64_t parameter, const at::Tensor& indices) {
-  if (!suits(parameter)) return false;
+  if (!suits(parameter) || indices.scalar_type() != at::kLong) return false;
   if (announced_.size() < 2) announced_.push_back({parameter, indices});
   return parameter == expected_;
 }
@@ -95,14 +96,16 @@ std::optional<int64_t> TiedGradient::begin_pass(const GradientReduction::Pass& p
 std::optional<std::vector<int64_t>> TiedGradient::agreed_rows(const Announced* mine) const {
   const int64_t count = context_.arrivals.parameter(expected_).size(0);
   std::vector<uint8_t> sent(static_cast<size_t>(1 + (count + 7) / 8), 0);
-  sent[0] = mine != nullptr ? 1 : 0;
-  if (mine != nullptr) {
-    const auto indices = mine->indices.reshape({-1}).contiguous();
-    const auto* from = indices.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < indices.numel(); ++i) {
-      sent[static_cast<size_t>(1 + from[i] / 8)] |= static_cast<uint8_t>(1U << (from[i] % 8));
-    }
-  }
+  const auto indices = mine != nullptr ? mine->indices.reshape({-1}).contiguous() : at::Tensor();
+  const auto looked_up = mine != nullptr ? std::span(indices.const_data_ptr<int64_t>(),
+                                                     static_cast<size_t>(indices.numel()))
+                                         : std::span<const int64_t>();
+  // The model has looked these up, but their tensor may have been changed since then.
+  const bool valid =
+      std::ranges::all_of(looked_up, [&](int64_t row) { return row >= 0 && row < count; });
+  sent[0] = mine != nullptr && valid ? 1 : 0;
+  for (const int64_t row : valid ? looked_up : std::span<const int64_t>())
+    sent[static_cast<size_t>(1 + row / 8)] |= static_cast<uint8_t>(1U << (row % 8));
   const auto all = comm::gather_arrays<uint8_t>(*context_.placement.all, sent, "rows of look-ups");
   for (size_t rank = 0; rank * sent.size() < all.size(); ++rank) {
     const auto* from = &all[rank * sent.size()];
