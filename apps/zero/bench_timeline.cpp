@@ -6,10 +6,18 @@
 // where the pager sees every use. The plan and the costs of the ranks that are simulated come from
 // the engine's own functions (engine/costs.h), for devices that have memory of their own. One
 // sequence is recorded; a micro-batch of more computes as many times as much.
+//
+// Between hosts the gradient of a tied weight may leave while it is made (Note [Tied gradient in
+// tiles] in engine/tied_gradient.h), which one rank does not do. Its three products, of one size,
+// are recorded with the output projection. So `in_tiles` cuts that operator after the first of
+// them, the logits, and begins the reduction there. The tokens are random, so each rank looks other
+// rows up.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -193,6 +201,8 @@ struct Recording {
   paging::StepSchedule schedule;
   ModelShape model;
   int64_t elements = 0;
+  int64_t tied = -1;  ///< the parameter that embeds tokens and projects to the vocabulary
+  int64_t width = 0;  ///< its columns
   double flops() const {
     double sum = 0;
     for (const double each : schedule.flops) sum += each;
@@ -229,6 +239,14 @@ Recording record(const Options& options) {
   Recording recording{.schedule = *engine.schedule(),
                       .model = {.parameters = {}, .own_memory = true},
                       .elements = engine.parameter_count()};
+  const auto names = model->tied_names();
+  if (const auto found = names.find("lm_head.weight"); found != names.end()) {
+    const auto parameters = engine.parameter_infos();
+    const auto tied = std::ranges::find(parameters, found->second, &TensorInfo::name);
+    ensure(tied != parameters.end(), "a tied name is a parameter's");
+    recording.tied = tied - parameters.begin();
+    recording.width = tied->shape.back();
+  }
   // AdamW treats every element alike, whatever the shape.
   for (const auto& parameter : engine.layout().parameters()) {
     recording.model.parameters.push_back(
@@ -238,14 +256,60 @@ Recording record(const Options& options) {
   return recording;
 }
 
+/// Begins the reduction of the unit in the last pass when the output projection has its logits.
+void in_tiles(paging::StepSchedule& schedule, int64_t unit) {
+  const auto recorded = schedule;
+  size_t projection = 0;
+  for (size_t p = 0; p < recorded.trace.operators(); ++p) {
+    if (recorded.backward[p] == 0 && std::ranges::count(recorded.trace.units(p), unit) > 0)
+      projection = p;
+  }
+  const double flops = recorded.flops[projection];
+  schedule.trace.clear();
+  for (size_t p = 0; p < recorded.trace.operators(); ++p) {
+    schedule.trace.record(recorded.trace.units(p));
+    if (p == projection) schedule.trace.record(recorded.trace.units(p));
+  }
+  const auto at = static_cast<ptrdiff_t>(projection);
+  schedule.flops[projection] = 2 * flops / 3;
+  schedule.flops.insert(schedule.flops.begin() + at, flops / 3);
+  schedule.backward.insert(schedule.backward.begin() + at, 0);
+  auto& reductions = schedule.reductions;
+  const auto last = std::ranges::find(reductions.rbegin(), reductions.rend(), unit,
+                                      &paging::StepSchedule::Reduction::unit);
+  ensure(last != reductions.rend(), "the unit is reduced");
+  reductions.erase(std::next(last).base());
+  for (auto& each : reductions) each.after += each.after >= projection ? 1 : 0;
+  const auto behind =
+      std::ranges::find_if(reductions, [&](const auto& each) { return each.after > projection; });
+  reductions.insert(behind, {unit, projection});
+}
+
+/// Returns the look-ups of the step, if its tied gradient leaves in tiles.
+LookUpMessages look_ups_of(const Options& options, const Recording& recording,
+                           const PlannedStep& step) {
+  const int64_t tokens = options.micro_batch * options.seq;
+  if (recording.tied < 0 || options.hosts == 1 || !step.sharded.gradients ||
+      tokens > recording.width)
+    return {};
+  const int64_t unit = step.layout.unit_of(recording.tied);
+  const LookUpMessages look_ups{.unit = unit, .numel = options.ranks() * tokens * recording.width};
+  const auto& plan = step.units[static_cast<size_t>(unit)];
+  const bool few = kLookUpShare * look_ups.numel <= step.layout.unit(unit).numel;
+  const bool alone = step.layout.unit(unit).segments.size() == 1;
+  return few && alone && plan.gradients_at == Tier::device ? look_ups : LookUpMessages{};
+}
+
 /// The step at a stage, without prefetch.
 paging::StepSchedule at_stage(const Options& options, const Recording& recording, int stage) {
   const auto config = config_at(options, stage);
   const partition::RankGrid grid{.hosts = options.hosts, .ranks_a_host = options.ranks_a_host};
   const auto layout = lay_out(recording.model, config, grid);
   const auto units = plan_units(layout, recording.model, config, {.grid = grid});
-  const auto step = planned_step(layout, units, recording.model, config, {.grid = grid});
+  auto step = planned_step(layout, units, recording.model, config, {.grid = grid});
+  step.look_ups = look_ups_of(options, recording, step);
   auto schedule = recording.schedule;
+  if (step.look_ups.unit >= 0) in_tiles(schedule, step.look_ups.unit);
   schedule.units = unit_costs(step);
   const int64_t element_bytes = config.parameter_bytes();
   schedule.gathers = step.sharded.parameters;

@@ -5,8 +5,10 @@
 #include <torch/types.h>
 
 #include <limits>
+#include <vector>
 
 #include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
 #include "zero/models/layers/softmax.h"
 
 namespace zero {
@@ -172,6 +174,36 @@ TEST(LinearCrossEntropy, ComputesOnlyTheGradientsAskedFor) {
   const auto loss = linear_cross_entropy(p.hidden, p.weight, p.targets);
   EXPECT_FALSE(loss.requires_grad());
   EXPECT_NEAR(loss.item<double>(), expected.loss.item<double>(), 1e-5);
+}
+
+TEST(LinearCrossEntropy, GivesTheSameBitsWhereTheWeightsGradientIsMadeInBackward) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t rows : {7, 20}) {
+      for (const bool frozen : {false, true}) {
+        auto p = problem(20, 24, 2 * kTileRows + 5, dtype);
+        p.targets[3] = kIgnoredTarget;
+        p.hidden.requires_grad_(!frozen);
+        const auto bias = at::randn({p.weight.size(0)}).to(dtype).requires_grad_();
+        auto options = rows_at_a_time(rows, p);
+        options.bias = bias;
+        const auto run = [&](bool in_backward) {
+          options.weight_in_backward = in_backward;
+          for (const auto& tensor : {p.hidden, p.weight, bias})
+            tensor.mutable_grad() = at::Tensor();
+          const auto loss = linear_cross_entropy(p.hidden, p.weight, p.targets, options);
+          (loss * 0.3).backward();
+          std::vector<at::Tensor> results{loss.detach(), p.weight.grad(), bias.grad()};
+          if (!frozen) results.push_back(p.hidden.grad());
+          EXPECT_ANY_THROW(loss.backward());
+          return results;
+        };
+        const auto before = run(false);
+        const auto later = run(true);
+        for (size_t i = 0; i < before.size(); ++i)
+          EXPECT_TRUE(at::equal(later[i], before[i])) << dtype << " " << rows << " " << i;
+      }
+    }
+  }
 }
 
 TEST(LinearCrossEntropy, AddsToOtherGradientsOfTheSameWeight) {

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "zero/base/autocast.h"
+
 namespace zero {
 
 namespace {
@@ -27,6 +29,24 @@ at::Tensor gradient_place(const at::Tensor& parameter) {
 double loss_factor(const at::Tensor& parameter) {
   const auto* collector = collector_of(parameter);
   return collector != nullptr ? collector->loss_factor() : 1;
+}
+
+bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices) {
+  auto* collector = collector_of(parameter);
+  const bool cast =
+      autocast_dtype(parameter).value_or(parameter.scalar_type()) != parameter.scalar_type();
+  return collector != nullptr && !cast && parameter.is_cpu() && parameter.dim() == 2 &&
+         parameter.is_contiguous() && indices.numel() > 0 && indices.numel() <= parameter.size(1) &&
+         torch::autograd::impl::hooks(parameter).empty() && collector->announce_rows(indices);
+}
+
+GradientTiles* gradient_tiles(const at::Tensor& parameter) {
+  auto* collector = collector_of(parameter);
+  return collector != nullptr ? collector->tiles() : nullptr;
+}
+
+void returns_whole(const at::Tensor& parameter, const at::Tensor& gradient) {
+  if (auto* collector = collector_of(parameter)) collector->returns_whole(gradient);
 }
 
 }  // namespace zero

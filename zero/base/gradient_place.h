@@ -4,7 +4,29 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
+
 namespace zero {
+
+/// The rows of an output projection's gradient that are computed at a time. The bits of a product
+/// may depend on its shape, so these are the same wherever the gradient goes.
+inline constexpr int64_t kTileRows = 2048;
+
+/// Takes the gradient of a tied weight (V, C) while it is made: Note [Tied gradient in tiles] in
+/// engine/tied_gradient.h.
+class GradientTiles {
+ public:
+  virtual ~GradientTiles() = default;
+  /// Takes the output projection's gradient, all of it. `make(begin, tile)` writes its rows from
+  /// `begin` on to `tile` (rows, C). `begin` is a multiple of kTileRows, and `tile` has kTileRows
+  /// rows or those that are left.
+  using Make = std::function<void(int64_t begin, const at::Tensor& tile)>;
+  virtual void take(const Make& make) = 0;
+  /// Adds each of `rows` (n, C) to the row of the gradient that `indices` (n) names, one after the
+  /// other. Nothing is added after that.
+  virtual void add_rows(const at::Tensor& indices, const at::Tensor& rows) = 0;
+};
 
 /// A parameter's post-accumulate hook may hold such a place. The collector of the gradients
 /// implements it together with the hook.
@@ -18,6 +40,15 @@ class GradientPlace {
   /// Returns the value with which backward begins for a loss that is computed now: 1, or a loss
   /// scale.
   virtual double loss_factor() const { return 1; }
+  /// Learns that a loss is computed now whose backward pass brings this parameter one gradient,
+  /// from an output projection and then from a look-up of the rows `indices`. Returns whether the
+  /// projection should be ready to give its part in tiles.
+  virtual bool announce_rows(const at::Tensor& /*indices*/) { return false; }
+  /// Returns the taker of tiles in the backward pass under way, or null.
+  virtual GradientTiles* tiles() { return nullptr; }
+  /// Learns that the look-up returns `gradient`, which is all of the parameter's if nothing else
+  /// uses the parameter.
+  virtual void returns_whole(const at::Tensor& /*gradient*/) {}
 };
 
 /// Returns memory of the shape, strides and dtype of `parameter`, with undefined values. A backward
@@ -30,5 +61,13 @@ at::Tensor gradient_place(const at::Tensor& parameter);
 /// knows it, or 1 without a collector. Functions that compute gradients before backward, in fp16
 /// for example, compute them with this factor.
 double loss_factor(const at::Tensor& parameter);
+
+/// Return what the collector of this parameter's gradients does, if there is one: see
+/// GradientPlace. A gradient is in tiles only if no hook of the user's waits for it, if the weight
+/// is not cast, and if the gradients of the logits, which then stay until backward, take no more
+/// memory than that of the weight: if there are no more indices than columns.
+bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices);
+GradientTiles* gradient_tiles(const at::Tensor& parameter);
+void returns_whole(const at::Tensor& parameter, const at::Tensor& gradient);
 
 }  // namespace zero

@@ -56,11 +56,14 @@ BackwardPass::~BackwardPass() {
   if (const auto ending = ending_.lock()) ending->forget();
 }
 
-void BackwardPass::begin(bool layer_major, const std::vector<int64_t>& shared) {
+void BackwardPass::begin(bool layer_major, const std::vector<int64_t>& shared, Begun begun) {
   plan_.model().check();
   plan_.model().hook();
   schedule_.begin_pass(layer_major);
-  reduce_.begin_pass(layer_major, shared, progress_.micro_batches_left() <= 1);
+  reduce_.begin_pass({.layer_major = layer_major,
+                      .shared = shared,
+                      .last = in_last_pass(),
+                      .from_start = begun == Begun::by_engine});
   if (plan_.timing().in_backward) update_.begin();
 }
 
@@ -94,7 +97,7 @@ void BackwardPass::run(bool layer_major, const std::vector<int64_t>& shared,
       ending_.reset();
       fail();
     }
-    begin(layer_major, shared);
+    begin(layer_major, shared, Begun::by_engine);
   }
   try {
     const Mark mark(*this);
@@ -150,7 +153,7 @@ void BackwardPass::begin_unmarked() {
   torch::autograd::Engine::get_default_engine().queue_callback([ending] { ending->complete(); });
   ending_ = ending;
   try {
-    begin(false, {});
+    begin(false, {}, Begun::by_first_gradient);
   } catch (...) {
     ending->forget();
     ending_.reset();

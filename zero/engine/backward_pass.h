@@ -57,13 +57,22 @@ class BackwardPass final : public GradientSink {
   void arrive(int64_t parameter, const at::Tensor& variable) override;
   at::Tensor place(int64_t parameter) override;
   double loss_factor() const override { return progress_.loss_factor(); }
+  bool announce_rows(int64_t parameter, const at::Tensor& indices) override {
+    return in_last_pass() && reduce_.announce_rows(parameter, indices);
+  }
+  GradientTiles* tiles(int64_t parameter) override { return reduce_.tiles(parameter); }
+  void returns_whole(int64_t parameter, const at::Tensor& gradient) override {
+    reduce_.returns_whole(parameter, gradient);
+  }
 
  private:
   class Ending;
   class Mark;
   template <class F>
   std::invoke_result_t<F> rethrowing(F&& f);
-  void begin(bool layer_major, const std::vector<int64_t>& shared);
+  enum class Begun : uint8_t { by_engine, by_first_gradient };
+  void begin(bool layer_major, const std::vector<int64_t>& shared, Begun begun);
+  bool in_last_pass() const { return progress_.micro_batches_left() <= 1; }
   void end();
   void fail();
   void begin_unmarked();

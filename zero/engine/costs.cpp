@@ -64,6 +64,13 @@ MessageBytes reduce_scatter(const partition::Cluster& cluster, int64_t numel,
 
 partition::Wire raw(at::ScalarType dtype) { return {.bits = 8 * bytes(dtype)}; }
 
+// Returns the message of a step's look-ups, where the unit's gradient leaves in tiles.
+MessageBytes look_ups_of(const PlannedStep& step, int64_t unit) {
+  if (step.look_ups.unit != unit) return {};
+  const auto wire = raw(plan_of(step, unit).gradients.sent_dtype(true));
+  return reduce_scatter(step.grid.shard_group(), step.look_ups.numel, wire, wire);
+}
+
 // Adds the bytes that an update of a unit moves between device and host. An update on the device
 // fetches fp32 parameters from the host, unless new parameters lie apart: then it has those of the
 // update before.
@@ -130,6 +137,7 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
   costs.reduce = link(messages.reduce.front());
   (plan.gradients.defers ? costs.reduce_at_end : costs.reduce) +=
       link(messages.reduce_over_replicas.front()) + link(messages.gather_over_replicas.front());
+  costs.reduce_at_end += link(look_ups_of(step, unit));
   add_gradients(step, plan, costs);
   if (owns_some(step.layout.unit(unit), plan)) add_update(step, plan, on_disk, costs);
   return costs;
@@ -346,6 +354,7 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
     const auto messages = unit_messages(step, u);
     add_gathers(step, plan, messages, published, sum);
     if (plan.trainable) add_reductions(step, plan, messages, sum);
+    add(look_ups_of(step, u), 1, sum.reduce_scatter, sum.reduce_scatter_link);
   }
   if (!updated) return sum;
   const partition::Wire byte{.bits = 8};

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "zero/config/config.h"
+#include "zero/engine/look_ups.h"
 #include "zero/engine/model_shape.h"
 #include "zero/engine/sweep_batches.h"
 #include "zero/engine/traffic_formula.h"
@@ -48,6 +49,8 @@ struct PlannedStep {
   bool feedback = false;
   /// Stage 3: operators read units where they lie, so that a gather sends nothing.
   bool in_place = false;
+  /// The sums of look-ups beside a tied gradient in tiles.
+  LookUpMessages look_ups{};
   /// The exchanges of updates in two sweeps.
   std::vector<SweepBatch> sweep_batches{};
   /// By parameter, the rank that has its factored states: factored_owners.

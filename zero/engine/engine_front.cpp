@@ -113,7 +113,9 @@ partition::LayoutMemory Engine::host_memory_formula() const {
   return planned_memory(impl_->plan.step(), Tier::host);
 }
 TrafficFormula Engine::traffic_formula(bool updated) const {
-  return planned_traffic(impl_->plan.step(), updated);
+  auto step = impl_->plan.step();
+  step.look_ups = impl_->flows.reduce().look_ups();
+  return planned_traffic(step, updated);
 }
 int64_t Engine::host_update_bytes() const { return zero::host_update_bytes(impl_->plan.step()); }
 DeviceTraffic Engine::host_traffic() const { return impl_->flows.table().copier().counts(); }

@@ -33,6 +33,11 @@ class GradientArrivals {
   /// an undefined tensor if there is none.
   static at::Tensor remove_gradient(const at::Tensor& variable);
 
+  /// Returns the tensor that has the parameter's shape and strides.
+  const at::Tensor& parameter(int64_t index) const {
+    return parameters_[static_cast<size_t>(index)];
+  }
+
   /// Begins a backward pass. Places that were given out in earlier passes are forgotten.
   void begin_pass();
   void end_pass() { in_pass_ = false; }

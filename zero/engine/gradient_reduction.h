@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "zero/base/gradient_place.h"
+#include "zero/engine/look_ups.h"
 #include "zero/engine/reduction_context.h"
 #include "zero/optim/optimizer.h"
 
@@ -49,6 +51,8 @@ class GradientReduction {
     const std::vector<int64_t>& shared;
     /// No other pass of this step follows, as far as is known.
     bool last = false;
+    /// No backward function of the pass has run yet.
+    bool from_start = true;
   };
   virtual void begin_pass(const Pass& pass) = 0;
   /// Returns the array that gradients of the unit are collected in.
@@ -66,6 +70,16 @@ class GradientReduction {
   virtual void end_pass() = 0;
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;
+
+  /// These do what GradientPlace's functions of the same name do; `announce_rows` is called before
+  /// the last pass of a step only.
+  virtual bool announce_rows(int64_t /*parameter*/, const at::Tensor& /*indices*/) { return false; }
+  virtual GradientTiles* tiles(int64_t /*parameter*/) { return nullptr; }
+  virtual void returns_whole(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
+  /// Autograd has brought this gradient of the parameter, which is not in its array yet.
+  virtual void brought(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
+  /// Returns the messages of the last step's look-ups: Note [Tied gradient in tiles].
+  virtual LookUpMessages look_ups() const { return {}; }
 
   /// Returns the report for the other ranks at the end of the step.
   virtual GradientPresence::Report report() const = 0;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "zero/base/gradient_place.h"
+
 namespace zero {
 
 /// Takes the gradients of a model's parameters.
@@ -17,6 +19,10 @@ class GradientSink {
   virtual at::Tensor place(int64_t parameter) = 0;
   /// Returns GradientPlace::loss_factor.
   virtual double loss_factor() const = 0;
+  // These do what GradientPlace's functions of the same name do.
+  virtual bool announce_rows(int64_t parameter, const at::Tensor& indices) = 0;
+  virtual GradientTiles* tiles(int64_t parameter) = 0;
+  virtual void returns_whole(int64_t parameter, const at::Tensor& gradient) = 0;
 };
 
 }  // namespace zero

@@ -120,6 +120,18 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
   double loss_factor() const override {
     return model.sink_ != nullptr ? model.sink_->loss_factor() : 1;
   }
+  bool announce_rows(const at::Tensor& indices) override {
+    return model.sink_ != nullptr && model.trainable(parameter_) &&
+           model.sink_->announce_rows(parameter_, indices);
+  }
+  GradientTiles* tiles() override {
+    return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->tiles(parameter_)
+                                                                 : nullptr;
+  }
+  void returns_whole(const at::Tensor& gradient) override {
+    if (model.sink_ != nullptr && model.trainable(parameter_))
+      model.sink_->returns_whole(parameter_, gradient);
+  }
   /// Returns the hook of `tensor`, if there is one.
   static Hook* of(const at::Tensor& tensor) { return dynamic_cast<Hook*>(hook_of(tensor).get()); }
 

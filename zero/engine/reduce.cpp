@@ -69,7 +69,7 @@ std::unique_ptr<GradientReduction> ReduceFlow::make_reduction() {
   return placement_.sharded.gradients ? sharded_gradients(context) : replicated_gradients(context);
 }
 
-void ReduceFlow::begin_pass(bool layer_major, const std::vector<int64_t>& shared, bool last) {
+void ReduceFlow::begin_pass(const GradientReduction::Pass& pass) {
   const std::lock_guard lock(mutex_);
   if (handed_over()) {
     throw Error(
@@ -88,7 +88,7 @@ void ReduceFlow::begin_pass(bool layer_major, const std::vector<int64_t>& shared
   completed_ = false;
   brought_ = Brought::gradients;
   arrivals_.begin_pass();
-  reduction_->begin_pass({.layer_major = layer_major, .shared = shared, .last = last});
+  reduction_->begin_pass(pass);
 }
 
 at::Tensor ReduceFlow::place(int64_t parameter) {
@@ -96,6 +96,21 @@ at::Tensor ReduceFlow::place(int64_t parameter) {
   const auto& plan = table_.plan(layout_.unit_of(parameter));
   if (!arrivals_.await(parameter) || plan.gradients.collected != plan.dtype) return {};
   return arrivals_.give_place(parameter, reduction_->array(layout_.unit_of(parameter)));
+}
+
+bool ReduceFlow::announce_rows(int64_t parameter, const at::Tensor& indices) {
+  const std::lock_guard lock(mutex_);
+  return reduction_->announce_rows(parameter, indices);
+}
+
+GradientTiles* ReduceFlow::tiles(int64_t parameter) {
+  const std::lock_guard lock(mutex_);
+  return arrivals_.in_pass() ? reduction_->tiles(parameter) : nullptr;
+}
+
+void ReduceFlow::returns_whole(int64_t parameter, const at::Tensor& gradient) {
+  const std::lock_guard lock(mutex_);
+  reduction_->returns_whole(parameter, gradient);
 }
 
 void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
@@ -109,6 +124,7 @@ void ReduceFlow::arrive(int64_t parameter, const at::Tensor& variable) {
   }
   const int64_t unit = layout_.unit_of(parameter);
   arrivals_.arrive(parameter, gradient);
+  reduction_->brought(parameter, gradient);
   if (!reduction_->adopt(unit, gradient, variable))
     arrivals_.collect(parameter, variable, gradient, reduction_->array(unit));
   completed_ = false;

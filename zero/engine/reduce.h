@@ -60,12 +60,16 @@ class ReduceFlow {
 
   // The calls of a backward pass.
 
-  /// Begins a pass, which is described as in GradientReduction::Pass. Throws Error if the step
-  /// can have no other pass: its gradients have been completed, or handed over for updates.
-  void begin_pass(bool layer_major = false, const std::vector<int64_t>& shared = {},
-                  bool last = false);
+  /// Begins a pass. Throws Error if the step can have no other pass: its gradients have been
+  /// completed, or handed over for updates.
+  void begin_pass(const GradientReduction::Pass& pass);
   /// Returns memory for the gradient of a parameter: see GradientPlace::place.
   at::Tensor place(int64_t parameter);
+  /// Return what GradientPlace's functions of the same name do. `announce_rows` is called before
+  /// the last pass of a step only.
+  bool announce_rows(int64_t parameter, const at::Tensor& indices);
+  GradientTiles* tiles(int64_t parameter);
+  void returns_whole(int64_t parameter, const at::Tensor& gradient);
   /// Takes the gradient of a parameter: see GradientSink::arrive.
   void arrive(int64_t parameter, const at::Tensor& variable);
   /// Reduces the units whose gradients have all arrived: no more come for them in this pass.
@@ -88,6 +92,8 @@ class ReduceFlow {
   at::Tensor sum(int64_t unit) const { return reduction_->sum(unit); }
   /// Returns 1 for each parameter that some rank had a gradient for in this step, else 0.
   const std::vector<uint8_t>& present() const { return presence_.anywhere(); }
+  /// Returns the messages of the last step's look-ups: Note [Tied gradient in tiles].
+  LookUpMessages look_ups() const { return reduction_->look_ups(); }
   /// Returns the trainable units in the order of reduction.
   const std::vector<int64_t>& order() const { return order_.units(); }
   /// Returns, by unit, the sum of squares of the part of its sum that this rank adds up: the same

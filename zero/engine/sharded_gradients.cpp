@@ -29,6 +29,9 @@
 // A bucket of one pass has the dtype in which gradients are reduced from the start, unless it is
 // divided before that (Note [Dtypes of gradients] in form.h).
 //
+// The unit of a tied weight may be reduced before all others, while its gradient is made: Note
+// [Tied gradient in tiles] in tied_gradient.h.
+//
 // On a device a unit is reduced on a stream of its own, behind the work that the hook has enqueued
 // and beside the rest of backward. Memory of sums is taken on that stream too. When the step is
 // over (`clear`), the stream waits for the work that uses them.
@@ -43,6 +46,7 @@
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
 #include "zero/engine/reduction_queue.h"
+#include "zero/engine/tied_gradient.h"
 
 namespace zero {
 
@@ -52,7 +56,10 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       : GradientReduction(context),
         sums_(context, context.settings.hands_over ? this : nullptr),
         units_(static_cast<size_t>(context.layout.unit_count())),
-        under_way_(context, ReductionQueue::Arrays::own) {
+        under_way_(context, ReductionQueue::Arrays::own),
+        tied_(context, sums_, under_way_, [this](int64_t unit) {
+          if (observer_ != nullptr) observer_->reduction_starts(unit);
+        }) {
     make_residuals();
   }
 
@@ -66,7 +73,24 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       bookkeeping(context_.layout.unit_of(p)).turn = Turn::at_the_end;
     context_.order.move_back(
         [&](int64_t unit) { return bookkeeping(unit).turn == Turn::at_the_end; });
+    const auto first =
+        tied_.begin_pass(pass, [&](int64_t unit) { return bookkeeping(unit).sum != Sum::none; });
+    if (!first) return;
+    bookkeeping(*first).turn = Turn::over;
+    bookkeeping(*first).sum = Sum::started;
   }
+
+  bool announce_rows(int64_t parameter, const at::Tensor& indices) override {
+    return tied_.announce(parameter, indices);
+  }
+  GradientTiles* tiles(int64_t parameter) override { return tied_.tiles(parameter); }
+  void returns_whole(int64_t parameter, const at::Tensor& gradient) override {
+    tied_.returns_whole(parameter, gradient);
+  }
+  void brought(int64_t parameter, const at::Tensor& gradient) override {
+    tied_.brought(parameter, gradient);
+  }
+  LookUpMessages look_ups() const override { return tied_.messages(); }
 
   const at::Tensor& array(int64_t unit) override {
     auto& bucket = bookkeeping(unit).bucket;
@@ -98,7 +122,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   // Reduces units in order, as long as the next one is complete or keeps too many others waiting.
   void reduce_ready() override {
+    if (tied_.first()) return;
     while (const auto unit = context_.order.turn()) {
+      if (tied_.has(*unit)) {
+        context_.order.advance();
+        continue;
+      }
       const bool complete = context_.arrivals.all_arrived(*unit);
       const bool incomplete = waiting_ >= kWaiting && may_be_incomplete(*unit);
       if (bookkeeping(*unit).turn == Turn::at_the_end || (!complete && !incomplete)) return;
@@ -109,16 +138,22 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   }
 
   void end_pass() override {
+    tied_.take_left_over();
     while (const auto unit = context_.order.turn()) {
       context_.order.advance();
-      reduce(*unit);
+      if (!tied_.has(*unit)) reduce(*unit);
     }
+    tied_.end_pass();
   }
 
-  void drop_pass() override { under_way_.drop(); }
+  void drop_pass() override {
+    under_way_.drop();
+    tied_.drop_pass();
+  }
 
   GradientPresence::Report report() const override {
-    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0)};
+    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0),
+                                    .tied = tied_.possible()};
     std::ranges::transform(units_, report.late.begin(), [](const Unit& unit) {
       return static_cast<uint8_t>(unit.bucket.array.defined());
     });
@@ -139,7 +174,8 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     }
   }
 
-  void complete(const GradientPresence::Agreement& /*agreed*/) override {
+  void complete(const GradientPresence::Agreement& agreed) override {
+    tied_.expect(agreed.tied);
     under_way_.complete();
     sums_.wait();
     sum_over_replicas();
@@ -150,8 +186,9 @@ class ShardedGradients final : public GradientReduction, private HandOver {
                                [&](int64_t unit) { return context_.gradient_form(unit).defers; });
   }
 
-  void clear(bool /*completed*/) override {
+  void clear(bool completed) override {
     under_way_.drop();
+    tied_.clear(completed);
     const SideScope on(context_.side, context_.mark);  // memory goes back to that stream
     sums_.wait();
     for (const int64_t u : context_.order.units()) {
@@ -322,6 +359,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   int64_t waiting_ = 0;       // complete units whose turn has not come in this pass
   BackwardUpdates* updates_ = nullptr;
   ReductionQueue under_way_;
+  TiedGradient tied_;
 };
 
 std::unique_ptr<GradientReduction> sharded_gradients(const ReductionContext& context) {

@@ -53,7 +53,14 @@ void StepTraffic::begin_step() {
 
 void StepTraffic::end_step(bool updated) {
   add();
-  ++(updated ? steps_ : skipped_);
+  const auto formula = engine_.traffic_formula(updated);
+  for (const auto bytes :
+       {&TrafficFormula::all_gather, &TrafficFormula::reduce_scatter, &TrafficFormula::all_reduce,
+        &TrafficFormula::all_gather_link, &TrafficFormula::reduce_scatter_link,
+        &TrafficFormula::all_reduce_link, &TrafficFormula::disk_read, &TrafficFormula::disk_written,
+        &TrafficFormula::host_down, &TrafficFormula::host_up})
+    formula_sum_.*bytes += formula.*bytes;
+  ++steps_;
 }
 
 void StepTraffic::add() {
@@ -79,27 +86,23 @@ void StepTraffic::complete_update() {
 }
 
 std::vector<RankTraffic> StepTraffic::collect() const {
-  const auto updating = engine_.traffic_formula();
-  const auto skipping = engine_.traffic_formula(false);
-  const auto of_steps = [&](int64_t TrafficFormula::*bytes) {
-    return steps_ * updating.*bytes + skipped_ * skipping.*bytes;
-  };
+  const auto& formula = formula_sum_;
   RankTraffic mine;
   mine.counts = sum_;
   mine.hosts = engine_.group().topology().hosts;
   const auto set = [&](comm::Collective collective, auto bytes, auto link_bytes) {
-    mine.formula[static_cast<size_t>(collective)] = of_steps(bytes);
-    mine.link_formula[static_cast<size_t>(collective)] = of_steps(link_bytes);
+    mine.formula[static_cast<size_t>(collective)] = formula.*bytes;
+    mine.link_formula[static_cast<size_t>(collective)] = formula.*link_bytes;
   };
   using Formula = TrafficFormula;
   set(comm::Collective::all_gather, &Formula::all_gather, &Formula::all_gather_link);
   set(comm::Collective::reduce_scatter, &Formula::reduce_scatter, &Formula::reduce_scatter_link);
   set(comm::Collective::all_reduce, &Formula::all_reduce, &Formula::all_reduce_link);
   mine.disk = disk_sum_;
-  mine.disk_read_formula = of_steps(&TrafficFormula::disk_read);
-  mine.disk_written_formula = of_steps(&TrafficFormula::disk_written);
+  mine.disk_read_formula = formula.disk_read;
+  mine.disk_written_formula = formula.disk_written;
   mine.host = host_sum_;
-  mine.host_formula = {of_steps(&TrafficFormula::host_down), of_steps(&TrafficFormula::host_up)};
+  mine.host_formula = {formula.host_down, formula.host_up};
   return comm::gather_records(engine_.group(), mine, "traffic by rank");
 }
 

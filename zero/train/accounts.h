@@ -23,7 +23,7 @@ class StepTraffic {
   /// Completes updates that the last step left under way, and counts their bytes as that step's.
   void complete_update();
   /// Returns the number of steps, skipped ones too.
-  int64_t steps() const { return steps_ + skipped_; }
+  int64_t steps() const { return steps_; }
   /// Returns every rank's traffic so far, in rank order, with the formula's bytes for as many
   /// steps. Collective.
   std::vector<RankTraffic> collect() const;
@@ -36,8 +36,8 @@ class StepTraffic {
   Counts before_{}, sum_{};
   DiskUse disk_before_, disk_sum_;
   DeviceTraffic host_before_, host_sum_;
+  TrafficFormula formula_sum_;
   int64_t steps_ = 0;
-  int64_t skipped_ = 0;
 };
 
 }  // namespace zero::train

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
 #include "zero/models/layers/cross_entropy.h"
 #include "zero/models/layers/key_value_cache.h"
 #include "zero/models/layers/tied_embedding.h"
@@ -83,8 +84,10 @@ at::Tensor Decoder::loss(const at::Tensor& tokens, const at::Tensor& targets,
                          const at::Tensor& positions) {
   check_targets(tokens, targets);
   LinearCrossEntropyOptions options;
-  if (tied() && at::GradMode::is_enabled() && input_weight().requires_grad())
-    options.weight_slot = gradient_slot(input_weight());
+  if (tied() && at::GradMode::is_enabled() && input_weight().requires_grad()) {
+    options.weight_in_backward = announce_rows(input_weight(), tokens);
+    options.weight_slot = gradient_slot(input_weight(), options.weight_in_backward);
+  }
   return loss_of(body(tokens, positions, options.weight_slot), targets, options);
 }
 

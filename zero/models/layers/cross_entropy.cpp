@@ -9,6 +9,7 @@
 #include <array>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "zero/base/autocast.h"
 #include "zero/base/error.h"
@@ -50,6 +51,8 @@ struct LossAndGradients {
   at::Tensor hidden;  // (N, C), undefined when not needed
   at::Tensor weight;  // (V, C), undefined when not needed
   at::Tensor bias;    // (V), undefined when not needed
+  /// Gradients of the logits by chunks of rows, if those of `hidden` and `weight` are for backward.
+  std::vector<at::Tensor> logits;
 };
 
 // Returns the weight or the bias in `dtype`, with rows of zeros at its end: Note [A vocabulary of a
@@ -75,25 +78,30 @@ void gradient_of_hidden(at::Tensor result, const at::Tensor& logits, const at::T
   }
 }
 
-// Computes weight (V, C) += logits^T (V, rows) x (rows, C), or = for the first rows. On the CPU in
-// blocks of the vocabulary: oneDNN, which multiplies bf16, is a sixth slower where one dimension is
-// very long.
+// Computes tile (n, C) += logits^T (n, rows) x (rows, C), or = for the first rows, of the n tokens
+// from `begin` on.
+void add_outer_tile(at::Tensor tile, int64_t begin, const at::Tensor& logits, const at::Tensor& x,
+                    bool first) {
+  const auto columns = logits.narrow(1, begin, tile.size(0)).t();
+  // The first product writes, the others add: no zero fill.
+  if (tile.scalar_type() != x.scalar_type()) {  // fp32, of a weight that was cast
+    const auto part = product(columns, x);
+    first ? tile.copy_(part) : tile.add_(part);
+  } else if (first) {
+    product_into(tile, columns, x);
+  } else {
+    add_product(tile, columns, x);
+  }
+}
+
+// Computes the same for the whole weight (V, C). On the CPU in tiles: oneDNN, which multiplies
+// bf16, is a sixth slower where one dimension is very long.
 void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Tensor& x,
                bool first) {
-  const int64_t most = x.is_cpu() ? 8192 : weight.size(0);
+  const int64_t most = x.is_cpu() ? kTileRows : weight.size(0);
   for (int64_t begin = 0; begin < weight.size(0); begin += most) {
     const int64_t size = std::min(most, weight.size(0) - begin);
-    auto block = weight.narrow(0, begin, size);
-    const auto columns = logits.narrow(1, begin, size).t();
-    // The first product writes, the others add: no zero fill.
-    if (block.scalar_type() != x.scalar_type()) {  // fp32, of a weight that was cast
-      const auto part = product(columns, x);
-      first ? block.copy_(part) : block.add_(part);
-    } else if (first) {
-      product_into(block, columns, x);
-    } else {
-      add_product(block, columns, x);
-    }
+    add_outer_tile(weight.narrow(0, begin, size), begin, logits, x, first);
   }
 }
 
@@ -109,6 +117,9 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
   const int64_t vocabulary = parameter.size(0);
   const auto options = hidden.options();
   const bool need_gradient = need.hidden || need.weight || need.bias;
+  const bool later = settings.weight_in_backward && need.weight && rows > 0 && on_cpu(hidden) &&
+                     weight.is_same(parameter);
+  if (later) need.hidden = need.weight = false;
 
   LossAndGradients out;
   if (need.hidden) out.hidden = at::empty(hidden.sizes(), options);
@@ -139,6 +150,7 @@ LossAndGradients compute(const at::Tensor& hidden, const at::Tensor& parameter,
                                   row_scale.narrow(0, begin, size), need_gradient,
                                   settings.label_smoothing);
     if (!need_gradient) continue;
+    if (later) out.logits.push_back(logits);
     // Shown by a name: to who counts what forward does, it is a part of backward.
     const std::array<at::Tensor, 0> none;
     observed("zero::linear_cross_entropy_gradient", none, none, [&] {
@@ -164,6 +176,41 @@ at::Tensor scaled(at::Tensor gradient, const at::Tensor& scale, double factor) {
   return gradient.mul_((scale / factor).to(gradient.scalar_type()));
 }
 
+// Gives away the gradient of the weight from those of the logits: in tiles to the collector where
+// it takes them, or else whole to the slot or to the caller.
+at::Tensor weight_from_logits(const std::vector<at::Tensor>& logits, const at::Tensor& hidden,
+                              const at::Tensor& weight, bool has_slot, const at::Tensor& scale,
+                              double factor) {
+  const auto make = [&](int64_t begin, const at::Tensor& tile) {
+    int64_t row = 0;
+    for (const auto& chunk : logits) {
+      const auto x = hidden.narrow(0, row, chunk.size(0));
+      add_outer_tile(tile, begin, chunk, x, row == 0);
+      row += chunk.size(0);
+    }
+    scaled(tile, scale, factor);
+  };
+  if (auto* tiles = has_slot ? gradient_tiles(weight) : nullptr) {
+    tiles->take(make);
+    return {};
+  }
+  auto whole = at::empty(weight.sizes(), hidden.options());
+  for (int64_t begin = 0; begin < whole.size(0); begin += kTileRows)
+    make(begin, whole.narrow(0, begin, std::min(kTileRows, whole.size(0) - begin)));
+  return whole;
+}
+
+at::Tensor hidden_from_logits(const std::vector<at::Tensor>& logits, const at::Tensor& hidden,
+                              const at::Tensor& weight, const at::Tensor& scale, double factor) {
+  auto gradient = at::empty(hidden.sizes(), hidden.options());
+  int64_t row = 0;
+  for (const auto& chunk : logits) {
+    gradient_of_hidden(gradient.narrow(0, row, chunk.size(0)), chunk, weight);
+    row += chunk.size(0);
+  }
+  return scaled(std::move(gradient), scale, factor);
+}
+
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
@@ -181,6 +228,12 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     context->saved_data["bias"] = std::move(result.bias);
     context->saved_data["slot"] = options.weight_slot;
     context->saved_data["factor"] = factor;
+    if (!result.logits.empty()) {
+      context->saved_data["logits"] = std::move(result.logits);
+      context->saved_data["input"] = hidden.detach();
+      context->saved_data["parameter"] = weight;
+      context->saved_data["need hidden"] = need.hidden;
+    }
     return result.loss;
   }
 
@@ -202,6 +255,18 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     auto weight = scaled(saved.at("weight").toTensor(), gradients[0], factor);
     auto bias = scaled(saved.at("bias").toTensor(), gradients[0], factor);
     auto slot = saved.at("slot").toTensor();
+    if (const auto kept = saved.find("logits"); kept != saved.end()) {
+      const auto logits = kept->second.toTensorVector();
+      const auto input = saved.at("input").toTensor();
+      const auto parameter = saved.at("parameter").toTensor();
+      const std::array<at::Tensor, 0> none;
+      observed("zero::linear_cross_entropy_gradient", none, none, [&] {
+        weight = weight_from_logits(logits, input, parameter, slot.defined(), gradients[0], factor);
+        if (saved.at("need hidden").toBool())
+          hidden = hidden_from_logits(logits, input, parameter, gradients[0], factor);
+      });
+      gradients[0] = at::full({}, factor);  // they are scaled
+    }
     saved.clear();
     if (slot.defined() && weight.defined()) slot.set_data(std::exchange(weight, at::Tensor()));
     return {scaled(std::move(hidden), gradients[0], factor),

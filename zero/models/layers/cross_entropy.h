@@ -24,6 +24,12 @@ struct LinearCrossEntropyOptions {
   /// Backward leaves the gradient of `weight` here instead of passing it on, if defined: a slot of
   /// Note [Tied gradient] in tied_embedding.h, in whose memory it is computed.
   at::Tensor weight_slot = {};
+  /// The gradients of the logits stay until backward, N x V elements, and backward computes from
+  /// them the gradient of `weight`, kTileRows rows at a time, and then that of `hidden`. Where the
+  /// collector of the weight's gradients takes tiles (gradient_tiles in base/gradient_place.h) and
+  /// there is a slot, it gets them, and the slot stays empty. The results have the same bits. Has
+  /// no effect on a device, and where the weight is cast.
+  bool weight_in_backward = false;
   /// Added to the logits of every row: (V), of the weight's dtype. Undefined: none is.
   at::Tensor bias = {};
 };
@@ -37,7 +43,8 @@ struct LinearCrossEntropyOptions {
 ///
 /// The logits are computed a chunk of rows at a time. When a gradient is needed it is computed in
 /// the same visit of each chunk, so the projection is computed once, and no memory of size (N, V)
-/// is kept; the gradients of `hidden` and `weight` are held until backward. Hence backward can run
+/// is kept (but for weight_in_backward); the gradients of `hidden` and `weight` are held until
+/// backward. Hence backward can run
 /// once: a second one, or a derivative of the derivative, throws zero::Error. Throws ConfigError
 /// for shapes or dtypes that do not fit.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/gradient_place.h"
 #include "zero/models/layers/matmul.h"
 
 namespace zero {
@@ -22,7 +23,7 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
                             const at::Tensor& indices, const Slot& slot, int64_t padding) {
     context->saved_data["indices"] = indices;
     context->saved_data["slot"] = slot.gradient;
-    context->saved_data["rows"] = weight.size(0);
+    context->saved_data["weight"] = weight;
     context->saved_data["padding"] = padding;
     return at::embedding(weight, indices);
   }
@@ -36,26 +37,35 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
           "gave away in the first. Compute the loss again.");
     }
     const auto indices = saved.at("indices").toTensor();
-    const auto rows = saved.at("rows").toInt();
+    const auto weight = saved.at("weight").toTensor();
     const auto padding = saved.at("padding").toInt();
     auto gradient = saved.at("slot").toTensor();
     saved.clear();  // so that autograd holds the gradient alone, and need not copy it
-    if (gradient.numel() == 0) {
-      gradient = at::embedding_dense_backward(gradients[0], indices, rows, padding, false);
-    } else {
-      auto of_rows = gradients[0].reshape({-1, gradient.size(1)});
-      const auto of = indices.reshape({-1});
-      if (padding >= 0) of_rows = of_rows.masked_fill(of.eq(padding).unsqueeze(1), 0);
-      gradient.index_add_(0, of, of_rows);
+    auto* tiles = gradient.numel() == 0 ? gradient_tiles(weight) : nullptr;
+    if (gradient.numel() == 0 && tiles == nullptr) {
+      return {at::embedding_dense_backward(gradients[0], indices, weight.size(0), padding, false),
+              {},
+              {},
+              {}};
     }
+    auto of_rows = gradients[0].reshape({-1, weight.size(1)});
+    const auto of = indices.reshape({-1});
+    if (padding >= 0) of_rows = of_rows.masked_fill(of.eq(padding).unsqueeze(1), 0);
+    if (tiles != nullptr) {
+      tiles->add_rows(of, of_rows);
+      return {{}, {}, {}, {}};
+    }
+    gradient.index_add_(0, of, of_rows);
+    returns_whole(weight, gradient);
     return {std::move(gradient), {}, {}, {}};
   }
 };
 
 }  // namespace
 
-at::Tensor gradient_slot(const at::Tensor& weight) {
+at::Tensor gradient_slot(const at::Tensor& weight, bool made_in_backward) {
   const auto options = at::TensorOptions().dtype(weight.scalar_type()).device(weight.device());
+  if (made_in_backward) return at::empty({0}, options);
   // It is resized to keep the memory, which linear_cross_entropy may need for some more rows.
   return at::empty({padded_rows(weight), weight.size(1)}, options).resize_({0});
 }

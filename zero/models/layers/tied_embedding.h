@@ -7,6 +7,8 @@
 // the projection leaves its gradient in a slot, and the embedding, whose backward always runs
 // later, adds its rows to it in place and passes it on. The slot has its memory from the start of
 // forward, so that the largest gradient does not lie among the activations, which go before it.
+// Where the collector of gradients takes tiles it needs no memory: Note [Tied gradient in tiles] in
+// engine/tied_gradient.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +18,9 @@
 namespace zero {
 
 /// Returns an empty slot for one forward and backward pass, of the dtype of `weight`, with memory
-/// for its gradient.
-at::Tensor gradient_slot(const at::Tensor& weight);
+/// for its gradient unless that is made in backward
+/// (LinearCrossEntropyOptions::weight_in_backward).
+at::Tensor gradient_slot(const at::Tensor& weight, bool made_in_backward = false);
 
 /// Returns rows of `weight` (V, C): indices (...) int64 -> (..., C). In backward the gradient that
 /// `slot` holds by then (LinearCrossEntropyOptions::weight_slot), or zeros, plus the rows of this

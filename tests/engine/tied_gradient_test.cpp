@@ -1,0 +1,280 @@
+// Stages 2 and 3 between hosts: the gradient of a tied weight leaves while it is made (Note [Tied
+// gradient in tiles] in engine/tied_gradient.h).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/engine/worlds.h"
+#include "zero/base/gradient_place.h"
+#include "zero/comm/group.h"
+#include "zero/engine/engine.h"
+#include "zero/models/gpt2/gpt2.h"
+
+namespace zero {
+namespace {
+
+using comm::Collective;
+
+constexpr World kThreeByOne{3, 1};
+
+// Three tiles and a part of one; slices of three ranks end within a row.
+Gpt2Config tiled() {
+  return {.vocab_size = 3 * kTileRows + 101, .context = 16, .width = 32, .layers = 2, .heads = 2};
+}
+
+Gpt2 make_model() {
+  Gpt2 model(tiled());
+  const torch::NoGradGuard guard;
+  double phase = 0.3;
+  for (auto& p : model->parameters())  // ranks are threads that share the generator
+    p.copy_(torch::sin(torch::arange(p.numel()) * 0.37 + (phase += 1.1)).mul(0.05).view(p.sizes()));
+  return model;
+}
+
+// Rows that repeat within a rank, that several ranks have, and the first and the last.
+at::Tensor tokens_of(int rank, int64_t step, int64_t rows = 2) {
+  auto tokens =
+      torch::arange(rows * 16).mul(211 + 7 * step + rank).remainder(1200).view({rows, 16});
+  tokens[0][0] = 0;
+  tokens[0][1] = tiled().vocab_size - 1;
+  tokens[0].slice(0, 4, 8) = 2081;
+  tokens[0].slice(0, 9, 12) = 17;
+  return tokens;
+}
+
+at::Tensor loss_of(Gpt2& model, int rank, int64_t step, int64_t rows = 2) {
+  const auto tokens = tokens_of(rank, step, rows);
+  return model->loss(tokens, tokens.roll(-1, 1));
+}
+
+Config tied_config(int stage, bool bf16, int64_t k = 1) {
+  auto c = clipped(stage, bf16, k);
+  c.unit_bytes = 100'000;
+  return c;
+}
+
+struct Trained {
+  std::vector<float> losses;
+  std::vector<double> norms;
+  std::vector<at::Tensor> weights;
+  std::vector<int64_t> sums;  // reduce-scatters of each step
+};
+
+using Loss = std::function<at::Tensor(Gpt2& model, int rank, int64_t pass)>;
+
+// That of rank 0; all ranks have the same weights. The ledger's bytes are held against the formula
+// in each step.
+Trained trained(World world, const Config& c, int64_t steps, const Loss& loss, int block = 0) {
+  std::mutex mutex;
+  std::vector<Trained> all(static_cast<size_t>(world.hosts * world.ranks_a_host));
+  run_in(
+      world,
+      [&](auto group) {
+        auto model = make_model();
+        Engine engine(model.ptr(), AdamW{.lr = 1e-2}, c, group);
+        Trained mine;
+        const int64_t k = c.gradient_accumulation_steps;
+        for (int64_t step = 0; step < steps; ++step) {
+          const auto before = group->traffic().count(Collective::reduce_scatter);
+          for (int64_t i = 0; i < k; ++i) {
+            const auto of_pass = loss(model, group->rank(), step * k + i);
+            engine.backward(of_pass);
+            const auto result = engine.step();
+            mine.losses.push_back(of_pass.template item<float>());
+            if (result.boundary) mine.norms.push_back(result.grad_norm);
+          }
+          auto counted = group->traffic().count(Collective::reduce_scatter);
+          counted -= before;
+          mine.sums.push_back(counted.calls);
+          const auto formula = engine.traffic_formula();
+          EXPECT_EQ(counted.logical_bytes, formula.reduce_scatter) << "step " << step;
+          EXPECT_EQ(counted.link_bytes, formula.reduce_scatter_link) << "step " << step;
+        }
+        mine.weights = weights(engine);
+        const std::lock_guard lock(mutex);
+        all[static_cast<size_t>(group->rank())] = std::move(mine);
+      },
+      block);
+  for (const auto& other : all) {
+    expect_equal(other.weights, all.front().weights);
+    EXPECT_EQ(other.norms, all.front().norms);
+  }
+  return all.front();
+}
+
+Trained trained(World world, const Config& c, int block = 0) {
+  return trained(
+      world, c, 4, [](Gpt2& model, int rank, int64_t pass) { return loss_of(model, rank, pass); },
+      block);
+}
+
+void expect_same_bits(const Trained& a, const Trained& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  expect_equal(a.weights, b.weights);
+}
+
+// Pieces of a slice, less the one that a whole unit is, and the message of the look-ups.
+int64_t more_sums(World world) {
+  const int64_t slice = tiled().vocab_size / (world.hosts * world.ranks_a_host) + 1;
+  return (slice + kTileRows - 1) / kTileRows;
+}
+
+TEST(TiedGradient, HasTheBitsOfOneHostAndLeavesInPieces) {
+  for (const auto world : {kTwoByOne, kTwoByTwo, kThreeByOne}) {
+    for (const bool bf16 : {false, true}) {
+      for (const int64_t k : {1, 2}) {
+        SCOPED_TRACE(testing::Message() << world.hosts << " x " << world.ranks_a_host << ", bf16 "
+                                        << bf16 << ", k " << k);
+        const World one{1, world.hosts * world.ranks_a_host};
+        const int block = world.ranks_a_host > 1 ? world.ranks_a_host : 0;
+        const auto whole = trained(one, tied_config(2, bf16, k), block);
+        EXPECT_EQ(whole.sums[3], whole.sums[0]);
+        if (k == 1) {
+          expect_same_bits(trained(world, tied_config(0, bf16)), whole);
+          expect_same_bits(trained(world, tied_config(1, bf16)), whole);
+        }
+        for (const int stage : {2, 3}) {
+          const auto in_tiles = trained(world, tied_config(stage, bf16, k));
+          expect_same_bits(in_tiles, whole);
+          EXPECT_EQ(in_tiles.sums[0], whole.sums[0]);  // the first step shows whether it can
+          for (const size_t step : {1, 2, 3})
+            EXPECT_EQ(in_tiles.sums[step], whole.sums[0] + more_sums(world));
+        }
+      }
+    }
+  }
+}
+
+// Each of these makes the third of five steps one in which the gradient stays whole.
+TEST(TiedGradient, StaysWholeWhereARankCannotGiveTiles) {
+  const auto plain = [](Gpt2& model, int rank, int64_t pass) { return loss_of(model, rank, pass); };
+  const auto third = [&](const Loss& other) -> Loss {
+    return [other, plain](Gpt2& model, int rank, int64_t pass) {
+      return pass == 2 ? other(model, rank, pass) : plain(model, rank, pass);
+    };
+  };
+  const std::vector<std::pair<std::string, Loss>> cases{
+      {"a rank computes a loss without the head", third([&](Gpt2& model, int rank, int64_t pass) {
+         if (rank == 0) return plain(model, rank, pass);
+         return model->forward(tokens_of(rank, pass)).to(at::kFloat).pow(2).mean();
+       })},
+      {"a rank computes two losses and uses one", third([&](Gpt2& model, int rank, int64_t pass) {
+         if (rank == 1) plain(model, rank, pass + 5);
+         return plain(model, rank, pass);
+       })},
+      {"two losses are added", third([&](Gpt2& model, int rank, int64_t pass) {
+         return plain(model, rank, pass) + plain(model, rank, pass + 5);
+       })},
+      {"more tokens than columns",
+       third([](Gpt2& model, int rank, int64_t pass) { return loss_of(model, rank, pass, 3); })}};
+  for (const auto& [name, loss] : cases) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
+      const auto whole = trained({1, 2}, tied_config(2, bf16), 6, loss);
+      const auto in_tiles = trained(kTwoByOne, tied_config(2, bf16), 6, loss);
+      expect_same_bits(in_tiles, whole);
+      EXPECT_EQ(in_tiles.sums[1], whole.sums[0] + more_sums(kTwoByOne));
+      EXPECT_EQ(in_tiles.sums[2], whole.sums[0]);
+      EXPECT_EQ(in_tiles.sums[3], whole.sums[0]);  // no rank says anything of rows
+      EXPECT_EQ(in_tiles.sums[4], whole.sums[0] + more_sums(kTwoByOne));
+    }
+  }
+}
+
+TEST(TiedGradient, StaysWholeWhereSomethingElseUsesTheWeight) {
+  for (const bool bf16 : {false, true}) {
+    const Loss loss = [](Gpt2& model, int rank, int64_t pass) {
+      return loss_of(model, rank, pass) + model->wte->weight.to(at::kFloat).pow(2).mean();
+    };
+    const auto whole = trained({1, 2}, tied_config(3, bf16), 3, loss);
+    const auto between = trained(kTwoByOne, tied_config(3, bf16), 3, loss);
+    expect_same_bits(between, whole);
+    EXPECT_EQ(between.sums, whole.sums);
+  }
+}
+
+// A use that first appears in a step in tiles is added as a late gradient.
+TEST(TiedGradient, AddsAUseThatComesInAStepInTiles) {
+  const Loss loss = [](Gpt2& model, int rank, int64_t pass) {
+    auto loss = loss_of(model, rank, pass);
+    if (pass != 2) return loss;
+    return loss + model->wte->weight.pow(2).sum();
+  };
+  const auto whole = trained({1, 2}, tied_config(2, false), 3, loss);
+  std::vector<at::Tensor> late;
+  run_in(kTwoByOne, [&](auto group) {
+    auto model = make_model();
+    Engine engine(model.ptr(), AdamW{.lr = 1e-2}, tied_config(2, false), group);
+    for (int64_t i = 0; i < 3; ++i) {
+      engine.backward(loss(model, group->rank(), i));
+      engine.step();
+    }
+    const auto mine = weights(engine);
+    if (group->rank() == 0) late = mine;
+  });
+  ASSERT_EQ(late.size(), whole.weights.size());
+  for (size_t i = 0; i < late.size(); ++i)
+    EXPECT_TRUE(torch::allclose(late[i], whole.weights[i], 1e-3, 1e-4)) << i;
+}
+
+// Two losses that are passed one after the other before a step: each pass is taken for the last.
+TEST(TiedGradient, AddsUpOverPassesOfAStep) {
+  for (const bool bf16 : {false, true}) {
+    const auto train_twice = [&](World world) {
+      std::vector<at::Tensor> result;
+      run_in(world, [&](auto group) {
+        auto model = make_model();
+        Engine engine(model.ptr(), AdamW{.lr = 1e-2}, tied_config(2, bf16), group);
+        for (int64_t step = 0; step < 3; ++step) {
+          engine.backward(loss_of(model, group->rank(), step));
+          engine.backward(loss_of(model, group->rank(), step + 9));
+          engine.step();
+        }
+        const auto mine = weights(engine);
+        if (group->rank() == 0) result = mine;
+      });
+      return result;
+    };
+    expect_equal(train_twice(kTwoByOne), train_twice({1, 2}));
+  }
+}
+
+// A pass that throws on all ranks after its pieces have left may be made again.
+TEST(TiedGradient, LeavesNothingOfAPassThatThrows) {
+  const auto run = [](World world, bool throws) {
+    std::vector<at::Tensor> result;
+    run_in(world, [&](auto group) {
+      auto model = make_model();
+      Engine engine(model.ptr(), AdamW{.lr = 1e-2}, tied_config(2, true), group);
+      for (int64_t step = 0; step < 4; ++step) {
+        if (throws && step == 2) {
+          const auto loss = loss_of(model, group->rank(), step);
+          model->ln_f->weight.register_hook(
+              [armed = std::make_shared<bool>(true)](const at::Tensor& gradient) {
+                if (std::exchange(*armed, false)) throw std::runtime_error("no more");
+                return gradient;
+              });
+          EXPECT_ANY_THROW(engine.backward(loss));
+        }
+        engine.backward(loss_of(model, group->rank(), step));
+        engine.step();
+      }
+      const auto mine = weights(engine);
+      if (group->rank() == 0) result = mine;
+    });
+    return result;
+  };
+  expect_equal(run(kTwoByOne, true), run({1, 2}, false));
+}
+
+}  // namespace
+}  // namespace zero
