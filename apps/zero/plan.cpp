@@ -42,7 +42,8 @@ constexpr const char* kDescription =
     "  zero plan --model gpt2-nano --batch 16 --seq 256 --here\n"
     "  zero plan --model gpt2 --batch 8 --device h100 --operators --flops 800T --bandwidth "
     "3TB/s\n\n"
-    "Speeds are bytes a second (12GB/s) or bits (400Gbit). The columns:\n"
+    "Speeds are bytes a second (12GB/s) or bits (400Gbit); one of less than 1 MB a second needs a "
+    "unit. The columns:\n"
     "  device, host, disk  bytes of a rank there, at the most in a step\n"
     "  step                milliseconds, and those that operators take (compute), that are spent "
     "waiting for gathers,\n"
@@ -102,14 +103,14 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       parser.add_option("--per-host", o.per_host, "Devices of a host; 0: as many as usual")
           ->check(not_negative());
   parser.add_option("--host-memory", o.host_memory, "Memory of a host, as 1TB")->type_name("BYTES");
-  const auto speed = [&](const char* name, std::string& value, const char* what) {
+  const auto add_speed = [&](const char* name, std::string& value, const char* what) {
     parser.add_option(name, value, what)->type_name("SPEED");
   };
-  speed("--link", o.link, "Speed of a device to the others of its host, one way");
-  speed("--network", o.network, "Speed of a host to the others, one way, as 400Gbit");
-  speed("--pcie", o.pcie, "Between a device and its host, each way");
-  speed("--nvme", o.nvme,
-        "Speed of a host's disks, reads and writes together; without it there is none");
+  add_speed("--link", o.link, "Speed of a device to the others of its host, one way");
+  add_speed("--network", o.network, "Speed of a host to the others, one way, as 400Gbit");
+  add_speed("--pcie", o.pcie, "Between a device and its host, each way");
+  add_speed("--nvme", o.nvme,
+            "Speed of a host's disks, reads and writes together; without it there is none");
   parser.add_option("--most-micro-batch", o.most_micro_batch, "The largest micro-batch to try")
       ->check(positive());
   parser
@@ -231,10 +232,6 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   return std::nullopt;
 }
 
-double speed_of(const char* option, const std::string& text) {
-  return quantity(option, text, Quantity::bytes);
-}
-
 // Returns false if a tested row is further off than it may be.
 bool print_papers() {
   std::string table;
@@ -266,11 +263,12 @@ plan::Cluster cluster_of(const Options& o) {
           ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
           : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
   if (o.here) cluster.hosts = o.hosts;
-  if (!o.host_memory.empty()) cluster.host_memory = speed_of("--host-memory", o.host_memory);
-  if (!o.link.empty()) cluster.inside.bandwidth = speed_of("--link", o.link);
-  if (!o.network.empty()) cluster.between.bandwidth = speed_of("--network", o.network);
-  if (!o.pcie.empty()) cluster.device.pcie = speed_of("--pcie", o.pcie);
-  if (!o.nvme.empty()) cluster.nvme = speed_of("--nvme", o.nvme);
+  if (!o.host_memory.empty())
+    cluster.host_memory = quantity("--host-memory", o.host_memory, Quantity::bytes);
+  if (!o.link.empty()) cluster.inside.bandwidth = speed("--link", o.link);
+  if (!o.network.empty()) cluster.between.bandwidth = speed("--network", o.network);
+  if (!o.pcie.empty()) cluster.device.pcie = speed("--pcie", o.pcie);
+  if (!o.nvme.empty()) cluster.nvme = speed("--nvme", o.nvme);
   auto& differ = cluster.speeds_differ;
   if (o.jitter > 0) differ.jitter = o.jitter;
   if (o.stragglers > 0) differ.stragglers = o.stragglers;
@@ -281,8 +279,8 @@ plan::Cluster cluster_of(const Options& o) {
 /// The device of --operators: its speeds are those that operators reach.
 plan::Device device_of(const Options& o) {
   auto device = cluster_of(o).device;
-  const double flops = quantity("--flops", o.flops, Quantity::flops);
-  const double bandwidth = speed_of("--bandwidth", o.bandwidth);
+  const double flops = speed("--flops", o.flops, Quantity::flops);
+  const double bandwidth = speed("--bandwidth", o.bandwidth);
   if (flops > 0) {
     device.flops = device.flops_fp32 = flops;
     device.products = 1;
