@@ -56,6 +56,7 @@ struct Options {
   int64_t batch = 256;
   int64_t seq = 1024;
   std::string dtype = "bf16";
+  std::string autocast;
   std::string device = "h100";
   std::string hardware;
   int64_t hosts = 1;
@@ -88,10 +89,16 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
                     "A name, as gpt2, gpt2-xl or llama-nano, or a Hugging Face config.json");
   parser.add_option("--batch", o.batch, "Sequences of a step, over all ranks")->check(positive());
   parser.add_option("--seq", o.seq, "Tokens of a sequence")->check(positive());
+  const auto* dtype =
+      parser
+          .add_option("--dtype", o.dtype,
+                      "fp32, or bf16 with fp32 master weights; fp16 where a device has no bf16")
+          ->check(CLI::IsMember({"fp32", "bf16"}));
   parser
-      .add_option("--dtype", o.dtype,
-                  "fp32, or bf16 with fp32 master weights; fp16 where a device has no bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+      .add_option("--autocast", o.autocast,
+                  "bf16 (fp16 where a device has none) or fp16: matrix products in it, as of `zero "
+                  "train --autocast`; parameters are in fp32 then")
+      ->check(CLI::IsMember({"bf16", "fp16"}));
   const auto* device = parser.add_option("--device", o.device, "A device; --devices lists them");
   parser.add_option("--hardware", o.hardware, "A JSON file that describes the machines instead")
       ->type_name("FILE");
@@ -182,6 +189,15 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   o.json.add_to(parser);
   if (const auto status = parser.read(arguments)) return status;
   o.disk_given = disk->count() > 0;
+  if (!o.autocast.empty()) {
+    if (dtype->count() > 0 && o.dtype != "fp32" && o.autocast != o.dtype) {
+      throw ConfigError(fmt::format(
+          "--autocast is {}, but --dtype is {}: weights in one format of 16 bits would be cast to "
+          "the other. Use one for both, or --dtype fp32.",
+          o.autocast, o.dtype));
+    }
+    if (dtype->count() == 0) o.dtype = "fp32";
+  }
   o.json.check();
   benchmarks::check_file("--out", o.out);
   benchmarks::check_file("--svg", o.svg);
@@ -276,6 +292,11 @@ plan::Cluster cluster_of(const Options& o) {
   return cluster;
 }
 
+std::optional<at::ScalarType> autocast_of(const Options& o) {
+  if (o.autocast.empty()) return std::nullopt;
+  return o.autocast == "bf16" ? at::kBFloat16 : at::kHalf;
+}
+
 /// The device of --operators: its speeds are those that operators reach.
 plan::Device device_of(const Options& o) {
   auto device = cluster_of(o).device;
@@ -296,9 +317,14 @@ plan::Device device_of(const Options& o) {
 void print_operators(const Options& o, const LanguageModelConfig& sizes) {
   const auto device = device_of(o);
   const auto dtype = o.dtype == "fp32" ? at::kFloat : device.bf16 ? at::kBFloat16 : at::kHalf;
-  const double flops = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * device.products;
-  const auto rows = plan::operator_rows(
-      plan::trace(sizes, o.batch, o.seq, 0, {.dtype = dtype, .host = device.cpu}), device, dtype);
+  auto autocast = autocast_of(o);
+  if (autocast && !device.bf16) autocast = at::kHalf;
+  const bool narrow = dtype != at::kFloat || autocast;
+  const double flops = (narrow ? device.flops : device.flops_fp32) * device.products;
+  const auto rows =
+      plan::operator_rows(plan::trace(sizes, o.batch, o.seq, 0,
+                                      {.dtype = dtype, .host = device.cpu, .autocast = autocast}),
+                          device, dtype);
   double seconds = 0;
   for (const auto& row : rows) seconds += row.seconds;
   fmt::print(
@@ -463,6 +489,7 @@ int run(const Arguments& arguments) {
                                 .global_batch = o.batch,
                                 .sequence = o.seq,
                                 .bf16 = o.dtype == "bf16",
+                                .autocast = autocast_of(o),
                                 .cluster = cluster_of(o),
                                 .most_micro_batch = o.most_micro_batch,
                                 .updates = std::move(updates)};
@@ -533,6 +560,7 @@ int run(const Arguments& arguments) {
                 {"batch", o.batch},
                 {"seq", o.seq},
                 {"dtype", o.dtype},
+                {"autocast", o.autocast},
                 {"cluster", Json::parse(plan::to_json(cluster))},
                 {"parameters", answer.parameters},
                 {"zero_or_not", answer.zero_or_not},

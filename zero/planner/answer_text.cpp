@@ -22,10 +22,13 @@ std::string title(const std::string& model, const Question& question, const Answ
   const auto batch = question.sequence > 1 ? fmt::format("{} sequences of {} tokens",
                                                          question.global_batch, question.sequence)
                                            : fmt::format("{} samples", question.global_batch);
-  return fmt::format("{} in {}, {:.1f} M parameters; {}; {} {} on {} host{}", model,
-                     !question.bf16        ? "fp32"
-                     : cluster.device.bf16 ? "bf16"
-                                           : "fp16",
+  const auto* narrow = cluster.device.bf16 ? "bf16" : "fp16";
+  const auto autocast =
+      !question.autocast
+          ? std::string()
+          : fmt::format(" under autocast to {}", question.autocast == at::kHalf ? "fp16" : narrow);
+  return fmt::format("{} in {}{}, {:.1f} M parameters; {}; {} {} on {} host{}", model,
+                     question.bf16 ? narrow : "fp32", autocast,
                      static_cast<double>(answer.parameters) * 1e-6, batch, cluster.ranks(),
                      cluster.device.name != kThisMachine ? cluster.device.name
                      : cluster.hosts == 1                ? "ranks of this machine"
