@@ -360,8 +360,6 @@ void print_operators(const Options& o, const LanguageModelConfig& sizes) {
                results);
 }
 
-std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
-
 Json json_of(const Candidate& c) { return Json::parse(plan::to_json(c)); }
 
 void print_devices() {
@@ -417,50 +415,7 @@ std::optional<plan::Training> training_of(const Options& o, const Candidate& c) 
 }
 
 void add_training(Json& json, const std::optional<plan::Training>& training) {
-  if (!training) return;
-  json["training"] = {{"tokens", training->tokens},
-                      {"seconds", training->seconds()},
-                      {"device_hours", training->device_hours()},
-                      {"goodput", training->goodput}};
-  if (training->price > 0) json["training"]["cost"] = training->cost();
-}
-
-void print_training(const plan::Training& training, bool failures) {
-  fmt::print("{:.4g} tokens take {} on {} device{}: {:.4g} device hours{}.{}\n", training.tokens,
-             plan::duration(training.seconds()), training.devices, training.devices == 1 ? "" : "s",
-             training.device_hours(),
-             training.price > 0 ? fmt::format(", which cost {:.5g} at {:.4g} each", training.cost(),
-                                              training.price)
-                                : "",
-             failures ? " That counts failures." : "");
-}
-
-Json print_scale(const Options& o, const std::vector<plan::ScalePoint>& points) {
-  const bool priced = o.price > 0;
-  fmt::print("\n{:>7}  {:<54} {:>10} {:>9} {:>12} {:>12} {:>6}{}{}\n", "ranks", "the fastest",
-             "device", "step ms", "tokens/s", "of a rank", "scales",
-             o.tokens.empty() ? "" : fmt::format(" {:>12}", "time"),
-             priced ? fmt::format(" {:>10}", "cost") : "");
-  Json rows = Json::array();
-  for (const auto& point : points) {
-    const auto& c = point.best;
-    const auto training = training_of(o, c);
-    if (point.fits) {
-      fmt::print("{:>7}  {:<54} {:>10} {:>9.1f} {:>12.0f} {:>12.0f} {:>5.0f}%{}{}\n", point.ranks,
-                 c.words(), bytes(c.memory.device), 1e3 * c.time.seconds, c.tokens_per_second,
-                 c.tokens_per_second / static_cast<double>(point.ranks), 100 * point.efficiency,
-                 training ? fmt::format(" {:>12}", plan::duration(training->seconds())) : "",
-                 training && priced ? fmt::format(" {:>10.5g}", training->cost()) : "");
-    } else {
-      fmt::print("{:>7}  {:<54} {:>10}  {}\n", point.ranks, c.words(), bytes(c.memory.device),
-                 plan::verdict(c));
-    }
-    Json row = json_of(c);
-    row["ranks"] = point.ranks;
-    add_training(row, training);
-    rows.push_back(std::move(row));
-  }
-  return rows;
+  if (training) json["training"] = Json::parse(plan::to_json(*training));
 }
 
 }  // namespace
@@ -523,7 +478,7 @@ int run(const Arguments& arguments) {
         failures->of_job() / 3600, interval / 60, 100 * plan::goodput(*failures, interval));
   }
   if (const auto training = training_of(o, answer.best()))
-    print_training(*training, failures.has_value());
+    fmt::print("{}", plan::training_text(*training, failures.has_value()));
   fmt::print("{}", plan::bounds_text(answer.bounds));
   Json results = Json::array();
   for (const auto& candidate : answer.candidates) {
@@ -534,7 +489,10 @@ int run(const Arguments& arguments) {
   std::vector<plan::ScalePoint> points;
   if (!o.scale.empty()) {
     points = plan::scale(question, range.first, range.second);
-    scale = print_scale(o, points);
+    const auto of = [&](const Candidate& c) { return training_of(o, c); };
+    fmt::print("\n{}", plan::scale_text(points, of));
+    for (const auto& point : points)
+      scale.push_back(Json::parse(plan::to_json(point, of(point.best))));
   }
   if (!o.svg.empty()) {
     const auto picture =
