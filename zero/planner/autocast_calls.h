@@ -1,4 +1,4 @@
-// What autocast makes of an operator's call, found for tensors that have shapes alone.
+// Finds the casts that autocast makes for an operator whose tensors have shapes alone.
 //
 // Note [Casts in a trace]
 // Autocast has kernels for the operators that it casts for, by device, and none for meta. So the
