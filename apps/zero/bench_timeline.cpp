@@ -160,11 +160,11 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
 }
 
 paging::Speeds speeds_of(const Options& options) {
-  const paging::Speeds speeds{.compute = quantity("--flops", options.compute, Quantity::flops),
-                              .link = quantity("--link", options.link, Quantity::bytes),
-                              .pcie = quantity("--pcie", options.pcie, Quantity::bytes),
-                              .disk = quantity("--disk", options.disk, Quantity::bytes),
-                              .update = quantity("--update", options.update, Quantity::bytes)};
+  const paging::Speeds speeds{.compute = speed("--flops", options.compute, Quantity::flops),
+                              .link = speed("--link", options.link),
+                              .pcie = speed("--pcie", options.pcie),
+                              .disk = speed("--disk", options.disk),
+                              .update = speed("--update", options.update)};
   const auto need = [](bool needed, double speed, const char* option, const char* why) {
     if (needed && speed == 0)
       throw ConfigError(fmt::format("{} needs {} too: give the speed.", why, option));

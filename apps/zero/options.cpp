@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/planner/hardware.h"
 
 namespace zero::app {
 namespace {
@@ -105,6 +106,20 @@ double quantity(const char* option, const std::string& text, Quantity what) {
                                   : "16GB/s or 10Gbit"));
   }
   return number * scale;
+}
+
+double speed(const char* option, const std::string& text, Quantity what) {
+  const double value = quantity(option, text, what);
+  const bool flops = what == Quantity::flops;
+  const bool unit =
+      text.find(flops ? "FLOP" : "B") != std::string::npos || text.find("bit") != std::string::npos;
+  if (text.empty() || unit || value >= plan::kLeastSpeed) return value;
+  throw ConfigError(
+      fmt::format("{0} is '{1}', which is {2:.6g} {3} a second without a unit, and less than "
+                  "{4:.0f} million is "
+                  "hardly meant. Give a unit, as {0} {5}.",
+                  option, text, value, flops ? "FLOPs" : "bytes", plan::kLeastSpeed * 1e-6,
+                  flops ? "800T" : "10Gbit/s or 10GB/s"));
 }
 
 OptionParser::OptionParser(std::string name, std::string description, const std::string& program)

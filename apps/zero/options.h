@@ -40,4 +40,8 @@ void add_base_format(OptionParser& parser, BaseFormat& format);
 enum class Quantity : uint8_t { flops, bytes, count };
 double quantity(const char* option, const std::string& text, Quantity what);
 
+/// Returns the same of a speed. Throws ConfigError for a number without a unit that means less than
+/// plan::kLeastSpeed a second: one of Gbit/s or of TFLOP/s, mostly, that lacks its unit.
+double speed(const char* option, const std::string& text, Quantity what = Quantity::bytes);
+
 }  // namespace zero::app

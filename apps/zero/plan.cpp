@@ -47,7 +47,8 @@ constexpr const char* kDescription =
     "  zero plan --model gpt2-nano --batch 16 --seq 256 --here\n"
     "  zero plan --model gpt2 --batch 8 --device h100 --operators --flops 800T --bandwidth "
     "3TB/s\n\n"
-    "Speeds are bytes a second (12GB/s) or bits (400Gbit). The columns:\n"
+    "Speeds are bytes a second (12GB/s) or bits (400Gbit); one of less than 1 MB a second needs a "
+    "unit. The columns:\n"
     "  device, host, disk  bytes of a rank there, at the most in a step\n"
     "  step                milliseconds, and those that operators take (compute), that are spent "
     "waiting for gathers,\n"
@@ -60,6 +61,7 @@ struct Options {
   int64_t batch = 256;
   int64_t seq = 1024;
   std::string dtype = "bf16";
+  std::string autocast;
   std::string device = "h100";
   std::string hardware;
   int64_t hosts = 1;
@@ -130,10 +132,16 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
                     "A name, as gpt2, gpt2-xl or llama-nano, or a Hugging Face config.json");
   parser.add_option("--batch", o.batch, "Sequences of a step, over all ranks")->check(positive());
   parser.add_option("--seq", o.seq, "Tokens of a sequence")->check(positive());
+  const auto* dtype =
+      parser
+          .add_option("--dtype", o.dtype,
+                      "fp32, or bf16 with fp32 master weights; fp16 where a device has no bf16")
+          ->check(CLI::IsMember({"fp32", "bf16"}));
   parser
-      .add_option("--dtype", o.dtype,
-                  "fp32, or bf16 with fp32 master weights; fp16 where a device has no bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+      .add_option("--autocast", o.autocast,
+                  "bf16 (fp16 where a device has none) or fp16: matrix products in it, as of `zero "
+                  "train --autocast`; parameters are in fp32 then")
+      ->check(CLI::IsMember({"bf16", "fp16"}));
   const auto* device = parser.add_option("--device", o.device, "A device; --devices lists them");
   parser.add_option("--hardware", o.hardware, "A JSON file that describes the machines instead")
       ->type_name("FILE");
@@ -145,14 +153,14 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       parser.add_option("--per-host", o.per_host, "Devices of a host; 0: as many as usual")
           ->check(not_negative());
   parser.add_option("--host-memory", o.host_memory, "Memory of a host, as 1TB")->type_name("BYTES");
-  const auto speed = [&](const char* name, std::string& value, const char* what) {
+  const auto add_speed = [&](const char* name, std::string& value, const char* what) {
     parser.add_option(name, value, what)->type_name("SPEED");
   };
-  speed("--link", o.link, "Speed of a device to the others of its host, one way");
-  speed("--network", o.network, "Speed of a host to the others, one way, as 400Gbit");
-  speed("--pcie", o.pcie, "Between a device and its host, each way");
-  speed("--nvme", o.nvme,
-        "Speed of a host's disks, reads and writes together; without it there is none");
+  add_speed("--link", o.link, "Speed of a device to the others of its host, one way");
+  add_speed("--network", o.network, "Speed of a host to the others, one way, as 400Gbit");
+  add_speed("--pcie", o.pcie, "Between a device and its host, each way");
+  add_speed("--nvme", o.nvme,
+            "Speed of a host's disks, reads and writes together; without it there is none");
   parser.add_option("--most-micro-batch", o.most_micro_batch, "The largest micro-batch to try")
       ->check(positive());
   parser
@@ -224,6 +232,15 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   o.json.add_to(parser);
   if (const auto status = parser.read(arguments)) return status;
   o.disk_given = disk->count() > 0;
+  if (!o.autocast.empty()) {
+    if (dtype->count() > 0 && o.dtype != "fp32" && o.autocast != o.dtype) {
+      throw ConfigError(fmt::format(
+          "--autocast is {}, but --dtype is {}: weights in one format of 16 bits would be cast to "
+          "the other. Use one for both, or --dtype fp32.",
+          o.autocast, o.dtype));
+    }
+    if (dtype->count() == 0) o.dtype = "fp32";
+  }
   o.json.check();
   benchmarks::check_file("--out", o.out);
   benchmarks::check_file("--svg", o.svg);
@@ -275,10 +292,6 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   return std::nullopt;
 }
 
-double speed_of(const char* option, const std::string& text) {
-  return quantity(option, text, Quantity::bytes);
-}
-
 // Returns false if a tested row is further off than it may be.
 bool print_papers() {
   std::string table;
@@ -310,11 +323,12 @@ plan::Cluster cluster_of(const Options& o) {
           ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
           : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
   if (o.here) cluster.hosts = o.hosts;
-  if (!o.host_memory.empty()) cluster.host_memory = speed_of("--host-memory", o.host_memory);
-  if (!o.link.empty()) cluster.inside.bandwidth = speed_of("--link", o.link);
-  if (!o.network.empty()) cluster.between.bandwidth = speed_of("--network", o.network);
-  if (!o.pcie.empty()) cluster.device.pcie = speed_of("--pcie", o.pcie);
-  if (!o.nvme.empty()) cluster.nvme = speed_of("--nvme", o.nvme);
+  if (!o.host_memory.empty())
+    cluster.host_memory = quantity("--host-memory", o.host_memory, Quantity::bytes);
+  if (!o.link.empty()) cluster.inside.bandwidth = speed("--link", o.link);
+  if (!o.network.empty()) cluster.between.bandwidth = speed("--network", o.network);
+  if (!o.pcie.empty()) cluster.device.pcie = speed("--pcie", o.pcie);
+  if (!o.nvme.empty()) cluster.nvme = speed("--nvme", o.nvme);
   auto& differ = cluster.speeds_differ;
   if (o.jitter > 0) differ.jitter = o.jitter;
   if (o.stragglers > 0) differ.stragglers = o.stragglers;
@@ -322,11 +336,16 @@ plan::Cluster cluster_of(const Options& o) {
   return cluster;
 }
 
+std::optional<at::ScalarType> autocast_of(const Options& o) {
+  if (o.autocast.empty()) return std::nullopt;
+  return o.autocast == "bf16" ? at::kBFloat16 : at::kHalf;
+}
+
 /// The device of --operators: its speeds are those that operators reach.
 plan::Device device_of(const Options& o) {
   auto device = cluster_of(o).device;
-  const double flops = quantity("--flops", o.flops, Quantity::flops);
-  const double bandwidth = speed_of("--bandwidth", o.bandwidth);
+  const double flops = speed("--flops", o.flops, Quantity::flops);
+  const double bandwidth = speed("--bandwidth", o.bandwidth);
   if (flops > 0) {
     device.flops = device.flops_fp32 = flops;
     device.products = 1;
@@ -342,9 +361,14 @@ plan::Device device_of(const Options& o) {
 void print_operators(const Options& o, const LanguageModelConfig& sizes) {
   const auto device = device_of(o);
   const auto dtype = o.dtype == "fp32" ? at::kFloat : device.bf16 ? at::kBFloat16 : at::kHalf;
-  const double flops = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * device.products;
-  const auto rows = plan::operator_rows(
-      plan::trace(sizes, o.batch, o.seq, 0, {.dtype = dtype, .host = device.cpu}), device, dtype);
+  auto autocast = autocast_of(o);
+  if (autocast && !device.bf16) autocast = at::kHalf;
+  const bool narrow = dtype != at::kFloat || autocast;
+  const double flops = (narrow ? device.flops : device.flops_fp32) * device.products;
+  const auto rows =
+      plan::operator_rows(plan::trace(sizes, o.batch, o.seq, 0,
+                                      {.dtype = dtype, .host = device.cpu, .autocast = autocast}),
+                          device, dtype);
   double seconds = 0;
   for (const auto& row : rows) seconds += row.seconds;
   fmt::print(
@@ -379,8 +403,6 @@ void print_operators(const Options& o, const LanguageModelConfig& sizes) {
                 {"bytes_per_s", device.bandwidth * device.streams}},
                results);
 }
-
-std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
 
 Json json_of(const Candidate& c) { return Json::parse(plan::to_json(c)); }
 
@@ -437,50 +459,7 @@ std::optional<plan::Training> training_of(const Options& o, const Candidate& c) 
 }
 
 void add_training(Json& json, const std::optional<plan::Training>& training) {
-  if (!training) return;
-  json["training"] = {{"tokens", training->tokens},
-                      {"seconds", training->seconds()},
-                      {"device_hours", training->device_hours()},
-                      {"goodput", training->goodput}};
-  if (training->price > 0) json["training"]["cost"] = training->cost();
-}
-
-void print_training(const plan::Training& training, bool failures) {
-  fmt::print("{:.4g} tokens take {} on {} device{}: {:.4g} device hours{}.{}\n", training.tokens,
-             plan::duration(training.seconds()), training.devices, training.devices == 1 ? "" : "s",
-             training.device_hours(),
-             training.price > 0 ? fmt::format(", which cost {:.5g} at {:.4g} each", training.cost(),
-                                              training.price)
-                                : "",
-             failures ? " That counts failures." : "");
-}
-
-Json print_scale(const Options& o, const std::vector<plan::ScalePoint>& points) {
-  const bool priced = o.price > 0;
-  fmt::print("\n{:>7}  {:<54} {:>10} {:>9} {:>12} {:>12} {:>6}{}{}\n", "ranks", "the fastest",
-             "device", "step ms", "tokens/s", "of a rank", "scales",
-             o.tokens.empty() ? "" : fmt::format(" {:>12}", "time"),
-             priced ? fmt::format(" {:>10}", "cost") : "");
-  Json rows = Json::array();
-  for (const auto& point : points) {
-    const auto& c = point.best;
-    const auto training = training_of(o, c);
-    if (point.fits) {
-      fmt::print("{:>7}  {:<54} {:>10} {:>9.1f} {:>12.0f} {:>12.0f} {:>5.0f}%{}{}\n", point.ranks,
-                 c.words(), bytes(c.memory.device), 1e3 * c.time.seconds, c.tokens_per_second,
-                 c.tokens_per_second / static_cast<double>(point.ranks), 100 * point.efficiency,
-                 training ? fmt::format(" {:>12}", plan::duration(training->seconds())) : "",
-                 training && priced ? fmt::format(" {:>10.5g}", training->cost()) : "");
-    } else {
-      fmt::print("{:>7}  {:<54} {:>10}  {}\n", point.ranks, c.words(), bytes(c.memory.device),
-                 plan::verdict(c));
-    }
-    Json row = json_of(c);
-    row["ranks"] = point.ranks;
-    add_training(row, training);
-    rows.push_back(std::move(row));
-  }
-  return rows;
+  if (training) json["training"] = Json::parse(plan::to_json(*training));
 }
 
 }  // namespace
@@ -508,6 +487,7 @@ int run(const Arguments& arguments) {
                           .global_batch = o.batch,
                           .sequence = o.seq,
                           .bf16 = o.dtype == "bf16",
+                          .autocast = autocast_of(o),
                           .cluster = cluster_of(o),
                           .most_micro_batch = o.most_micro_batch,
                           .updates = std::move(updates)};
@@ -542,7 +522,7 @@ int run(const Arguments& arguments) {
         failures->of_job() / 3600, interval / 60, 100 * plan::goodput(*failures, interval));
   }
   if (const auto training = training_of(o, answer.best()))
-    print_training(*training, failures.has_value());
+    fmt::print("{}", plan::training_text(*training, failures.has_value()));
   fmt::print("{}", plan::bounds_text(answer.bounds));
   Json results = Json::array();
   for (const auto& candidate : answer.candidates) {
@@ -553,7 +533,10 @@ int run(const Arguments& arguments) {
   std::vector<plan::ScalePoint> points;
   if (!o.scale.empty()) {
     points = plan::scale(question, range.first, range.second);
-    scale = print_scale(o, points);
+    const auto of = [&](const Candidate& c) { return training_of(o, c); };
+    fmt::print("\n{}", plan::scale_text(points, of));
+    for (const auto& point : points)
+      scale.push_back(Json::parse(plan::to_json(point, of(point.best))));
   }
   if (!o.svg.empty()) {
     const auto picture =
@@ -579,6 +562,7 @@ int run(const Arguments& arguments) {
                 {"batch", o.batch},
                 {"seq", o.seq},
                 {"dtype", o.dtype},
+                {"autocast", o.autocast},
                 {"cluster", Json::parse(plan::to_json(cluster))},
                 {"parameters", answer.parameters},
                 {"zero_or_not", answer.zero_or_not},

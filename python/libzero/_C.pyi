@@ -134,7 +134,7 @@ class Engine:
     def pager(self) -> dict[str, int] | None: ...
 
 def plan(
-    traced: Callable[[int, bool], Any],
+    traced: Callable[[int, bool, bool, bool, bool], Any],
     name: str,
     batch: int,
     sequence: int,
@@ -145,7 +145,11 @@ def plan(
     most_micro_batch: int,
     recomputes: bool,
     updates: list[str],
-) -> tuple[str, str, str]: ...
+    autocast: str,
+    scale: tuple[int, ...],
+    tokens: float,
+    price: float,
+) -> tuple[str, str, str, str, list[str]]: ...
 def load_device_plugin(type: str) -> None: ...
 def install_host_allocator() -> None: ...
 def init(timeout: float | None) -> Group: ...

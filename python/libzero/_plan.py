@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import _C, _compile
+from . import _C, _compile, _tensor
 from ._C import ConfigError
 from ._shard import _check_shapes
 
@@ -29,6 +30,10 @@ class Plan:
     answer: dict[str, Any]  # all of it, as JSON: what `zero plan --json` writes
     cluster: dict[str, Any]  # the machines, as `hardware` takes them
     text: str
+    # With `tokens`: the seconds and device hours that they take with the best one, and the cost where there is a price.
+    training: dict[str, Any] | None = None
+    # With `scale`: the fastest of each number of ranks, as a candidate with "ranks", and "training" with `tokens`.
+    scale: tuple[dict[str, Any], ...] = ()
 
     @property
     def candidates(self) -> list[dict[str, Any]]:
@@ -58,8 +63,9 @@ class Plan:
     @staticmethod
     def config_of(candidate: dict[str, Any]) -> dict[str, Any]:
         """A candidate's configuration, for `libzero.shard(config=...)`."""
-        # Recomputation is the program's.
-        return {key: value for key, value in candidate["ds_config"].items() if key != "activation_checkpointing"}
+        # Recomputation and autocast are the program's.
+        left_out = ("activation_checkpointing", "torch_autocast")
+        return {key: value for key, value in candidate["ds_config"].items() if key not in left_out}
 
     def __str__(self) -> str:
         return self.text
@@ -71,7 +77,8 @@ def plan(
     *,
     batch: int,
     sequence: int | None = None,
-    dtype: str = "bf16",
+    dtype: str | None = None,
+    autocast: str | None = None,
     device: str | None = None,
     hosts: int | None = None,
     per_host: int | None = None,
@@ -81,6 +88,9 @@ def plan(
     recompute: _Switch | None = None,
     most_micro_batch: int = 64,
     updates: list[str] | tuple[str, ...] = (),
+    scale: tuple[int, int] | None = None,
+    tokens: float | None = None,
+    price: float | None = None,
 ) -> Plan:
     """Plans the training of any module. Nothing is trained, and no memory is taken: the module's forward and backward
     pass run on shapes alone, and the module is then as it was.
@@ -88,18 +98,31 @@ def plan(
     `loss(model, n)` makes a batch of n samples, of any values and on any device, calls the model and returns the loss.
     It must not read values (`item`, branches on data). Without it the model is called as transformers' are, with
     `input_ids` and `labels`. `batch`: samples of a step, over all ranks. `sequence`: tokens of a sample (without
-    `loss`: 1024; else 1, which counts samples). `dtype`: "bf16", with fp32 master weights, or "fp32". `device` ("h100"),
+    `loss`: 1024; else 1, which counts samples). `dtype`: "bf16", with fp32 master weights (as without autocast), or "fp32" (as with it).
+    `autocast`: "bf16" or "fp16", where steps compute their loss in a scope of torch.autocast; without it, that of the
+    scope that this is called in. A scope in `loss` acts too, if it is of the planned device ("cpu" of a CPU, else
+    "cuda", which acts here without a GPU). `device` ("h100"),
     `hosts` (1) and `per_host` are the machines, as in `zero plan`; or `hardware`: its JSON file, or the same as a dict;
     or `here`: this machine, measured, with `per_host` ranks (2). `optimizer`: its name or a configuration's `optimizer` section.
     `recompute(model, on)` switches recomputation on or off, and lets the plan try it; transformers' models have their
-    own. `updates`: times of updates to try beside those in the step, "in-backward" and "delayed". A model in evaluation mode is traced in training mode, and dropout acts as it does there.
+    own. `updates`: times of updates to try beside those in the step, "in-backward" and "delayed". `scale`:
+    numbers of ranks from and to, doubling, with the batch of a rank, for `Plan.scale`. `tokens` to train on, and `price`
+    of a device for an hour: for `Plan.training` and each of `Plan.scale`. A model in evaluation mode is traced in training mode, and dropout acts as it does there.
 
     Throws ConfigError for what it cannot use, and Error naming an operator that cannot be traced."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"libzero.plan was given a {type(model).__name__}; the model must be a torch.nn.Module.")
     _check_shapes(model)
+    autocast = _autocast_around() if autocast is None else autocast
+    if autocast not in (None, "bf16", "fp16"):
+        raise ConfigError(f"libzero.plan's autocast is {autocast!r}; it must be 'bf16' or 'fp16'.")
+    if dtype is None:
+        dtype = "bf16" if autocast is None else "fp32"
     if dtype not in ("bf16", "fp32"):
         raise ConfigError(f"libzero.plan's dtype is {dtype!r}; it must be 'bf16' or 'fp32'.")
+    if (dtype, autocast) == ("bf16", "fp16"):
+        raise ConfigError("libzero.plan's dtype is 'bf16', and its autocast is 'fp16': use 'bf16' for both, or dtype='fp32'.")
+    _check_trainings(scale, tokens, price)
     for name, value in (("batch", batch), ("most_micro_batch", most_micro_batch), ("sequence", sequence or 1)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"libzero.plan's {name} is {value!r}; it must be a whole number above 0.")
@@ -118,10 +141,10 @@ def plan(
         )
     section = {"type": optimizer, "params": {}} if isinstance(optimizer, str) else optimizer
 
-    def traced(samples: int, recomputed: bool) -> _Traced:
-        return _Traced(model, loss, recompute, samples, recomputed)
+    def traced(samples: int, recomputed: bool, cpu: bool, casts: bool, drops: bool) -> _Traced:
+        return _Traced(model, loss, recompute, samples, recomputed, _Casts("cpu" if cpu else "cuda", casts, drops))
 
-    answer, cluster, text = _C.plan(
+    answer, cluster, text, training, points = _C.plan(
         traced,
         type(model).__name__,
         batch,
@@ -133,8 +156,40 @@ def plan(
         most_micro_batch,
         recompute is not None,
         list(updates),
+        autocast or "",
+        tuple(scale or (0, 0)),
+        float(tokens or 0),
+        float(price or 0),
     )
-    return Plan(json.loads(answer), json.loads(cluster), text)
+    return Plan(
+        json.loads(answer),
+        json.loads(cluster),
+        text,
+        json.loads(training) if training else None,
+        tuple(json.loads(point) for point in points),
+    )
+
+
+def _check_trainings(scale: Any, tokens: Any, price: Any) -> None:
+    ranks = scale if isinstance(scale, (tuple, list)) else ()
+    if scale is not None and not (
+        len(ranks) == 2 and all(isinstance(each, int) and each > 0 for each in ranks) and ranks[0] <= ranks[1]
+    ):
+        raise ConfigError(f"libzero.plan's scale is {scale!r}; it must be two numbers of ranks, as (8, 4096).")
+    for name, value in (("tokens", tokens), ("price", price)):
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+            raise ConfigError(f"libzero.plan's {name} is {value!r}; it must be a number above 0.")
+    if price is not None and tokens is None:
+        raise ConfigError(f"libzero.plan's price is {price!r}, but there are no tokens that could cost something: give tokens=.")
+
+
+def _autocast_around() -> str | None:
+    """The dtype of the scope of torch.autocast that the program is in."""
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            return names.get(torch.get_autocast_dtype(device))
+    return None
 
 
 def _check_machines(here: bool, given: dict[str, Any]) -> None:
@@ -204,9 +259,15 @@ class _Traced:
     """A module of which a trace is under way: its parameters and buffers are others, which have shapes alone."""
 
     def __init__(
-        self, model: torch.nn.Module, loss: _Loss, recompute: _Switch | None, samples: int, recomputed: bool
+        self,
+        model: torch.nn.Module,
+        loss: _Loss,
+        recompute: _Switch | None,
+        samples: int,
+        recomputed: bool,
+        casts: _Casts,
     ) -> None:
-        self._model, self._loss, self._samples = model, loss, samples
+        self._model, self._loss, self._samples, self._casts = model, loss, samples, casts
         with ExitStack() as scope:
             if not model.training:
                 modes = {module: module.training for module in model.modules()}
@@ -226,10 +287,55 @@ class _Traced:
         self.buffers = _compile.unwrapped(model.named_buffers())
 
     def loss(self) -> torch.Tensor:
-        return self._loss(self._model, self._samples)
+        with self._casts.scope(self._model):
+            return self._loss(self._model, self._samples)
 
     def close(self) -> None:
         self._scope.close()
+
+
+@dataclass(frozen=True)
+class _Casts:
+    """What autocast does in a trace."""
+
+    device: str  # the planned one: "cpu" or "cuda"
+    on: bool  # the whole loss is in a scope: planner/trace.cpp has switched the casts on
+    drops: bool  # parameters are at stage 3: Note [Autocast] in _tensor.py
+
+    @contextmanager
+    def scope(self, model: torch.nn.Module) -> Iterator[None]:
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(True)
+        with ExitStack() as scope:
+            scope.callback(torch.set_autocast_cache_enabled, cached)
+            if self.on:
+                torch.autocast_increment_nesting()
+                scope.callback(torch.autocast_decrement_nesting)
+            if self.drops:
+                mine = {id(parameter) for parameter in model.parameters()}
+                pack = functools.partial(_tensor.pack, sharded=lambda leaf: id(leaf) in mine)
+                scope.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, _tensor.unpack))
+            scope.enter_context(_autocast_of(self.device))
+            yield
+
+
+@contextmanager
+def _autocast_of(device: str) -> Iterator[None]:
+    """While it lives, torch.autocast of the device meta is that of the planned device, and that of a planned GPU casts on
+    a machine without one, too."""
+    before = torch.autocast.__init__
+
+    def init(self: torch.autocast, device_type: str, dtype: Any = None, enabled: bool = True, *more: Any, **others: Any) -> None:
+        device_type = device if device_type == "meta" else device_type
+        absent = device_type == device == "cuda" and not torch.cuda.is_available()
+        before(self, device_type, dtype, enabled and not absent, *more, **others)
+        self._enabled = self._enabled or (enabled and absent)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = before  # type: ignore[method-assign]
 
 
 class _FullSequences(TorchFunctionMode):

@@ -311,7 +311,7 @@ def _enter_autocast(method: Any, self: torch.autocast) -> Any:
         # Hooks that are there are those of an outer scope, or the program's (a checkpoint recomputes): they stay.
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     if hooked:
-        torch._C._autograd._push_saved_tensors_default_hooks(_pack, _unpack)
+        torch._C._autograd._push_saved_tensors_default_hooks(_pack, unpack)
     _hooked_scopes(self).append(hooked)
     return result
 
@@ -344,17 +344,22 @@ class _Cast:
 
 
 def _pack(tensor: torch.Tensor) -> Any:
+    return pack(tensor, _C.is_sharded)
+
+
+def pack(tensor: torch.Tensor, sharded: Callable[[torch.Tensor], bool]) -> Any:
+    """What a graph saves of a tensor: of a cast of a parameter that is sharded, how to make it again."""
     base = tensor if tensor._base is None else tensor._base
     node = base.grad_fn
     if node is not None and node.name() == "ToCopyBackward0" and base.dtype == tensor.dtype:
         leaf = getattr(node.next_functions[0][0], "variable", None)
-        if leaf is not None and _C.is_sharded(leaf) and leaf.shape == base.shape:
+        if leaf is not None and sharded(leaf) and leaf.shape == base.shape:
             return _Cast(leaf, tensor)
     # Detached: an operator's own result would hold the graph that holds it.
     return tensor.detach(), None if tensor.is_inference() else tensor._version
 
 
-def _unpack(packed: Any) -> torch.Tensor:
+def unpack(packed: Any) -> torch.Tensor:
     if isinstance(packed, _Cast):
         return packed.tensor()
     tensor, version = packed

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,7 +83,8 @@ plan::Trace trace(const py::function& module, int64_t batch, int64_t recompute,
   std::unique_ptr<WithoutMemory> without;
   {
     const py::gil_scoped_acquire gil;
-    without = std::make_unique<WithoutMemory>(module(batch, recompute > 0));
+    without = std::make_unique<WithoutMemory>(module(
+        batch, recompute > 0, options.host, options.autocast.has_value(), options.casts_dropped));
     tensors.parameters = without->list("parameters");
     tensors.buffers = without->list("buffers");
   }
@@ -102,10 +104,15 @@ struct Asked {
   bool recomputes;
   std::string name;
   std::vector<std::string> updates;
+  std::string autocast;               ///< empty: none
+  std::pair<int64_t, int64_t> scale;  ///< ranks, from and to; 0: no other clusters
+  double tokens, price;               ///< 0: none
 };
 
 struct Answered {
   std::string answer, cluster, text;
+  std::string training;            ///< JSON; empty: nobody asked, or nothing fits
+  std::vector<std::string> scale;  ///< JSON
 };
 
 Answered answer(const py::function& module, const Asked& asked) {
@@ -116,6 +123,8 @@ Answered answer(const py::function& module, const Asked& asked) {
   question.global_batch = asked.batch;
   question.sequence = asked.sequence;
   question.bf16 = asked.dtype == "bf16";
+  if (!asked.autocast.empty())
+    question.autocast = asked.autocast == "bf16" ? at::kBFloat16 : at::kHalf;
   question.cluster = asked.cluster.empty()
                          ? plan::measured_here(asked.ranks_here)
                          : plan::cluster_from_json(asked.cluster, "of libzero.plan");
@@ -124,10 +133,35 @@ Answered answer(const py::function& module, const Asked& asked) {
   question.recomputes = asked.recomputes;
   for (const auto& updates : asked.updates)
     question.updates.push_back(plan::updates_named(updates));
+  const auto [first, last] = asked.scale;
+  if (first > 0) (void)plan::scaled(question.cluster, first, last);  // before time is spent
   constexpr size_t kRows = 8;
   const auto found = plan::plan(question);
-  return {plan::to_json(found), plan::to_json(question.cluster),
-          plan::title(asked.name, question, found) + "\n\n" + plan::to_text(found, kRows)};
+  const plan::TrainingOf training_of = [&](const plan::Candidate& c) {
+    return asked.tokens > 0 && c.fits()
+               ? std::optional(plan::Training{.tokens = asked.tokens,
+                                              .tokens_per_second = c.tokens_per_second,
+                                              .devices = c.ranks,
+                                              .price = asked.price})
+               : std::nullopt;
+  };
+  Answered answered{
+      .answer = plan::to_json(found),
+      .cluster = plan::to_json(question.cluster),
+      .text = plan::title(asked.name, question, found) + "\n\n" + plan::to_text(found, kRows),
+      .training = {},
+      .scale = {}};
+  if (const auto training = training_of(found.best())) {
+    answered.text += plan::training_text(*training, /*failures=*/false);
+    answered.training = plan::to_json(*training);
+  }
+  if (first > 0) {
+    const auto points = plan::scale(question, first, last);
+    answered.text += "\n" + plan::scale_text(points, training_of);
+    for (const auto& point : points)
+      answered.scale.push_back(plan::to_json(point, training_of(point.best)));
+  }
+  return answered;
 }
 
 }  // namespace
@@ -136,12 +170,15 @@ void bind_plan(py::module_& module) {
   module.def("plan", [](const py::function& traced, const std::string& name, int64_t batch,
                         int64_t sequence, const std::string& dtype, const std::string& optimizer,
                         const std::string& cluster, int64_t ranks_here, int64_t most_micro_batch,
-                        bool recomputes, const std::vector<std::string>& updates) {
+                        bool recomputes, const std::vector<std::string>& updates,
+                        const std::string& autocast, const std::pair<int64_t, int64_t>& scale,
+                        double tokens, double price) {
     const auto found = released([&] {
-      return answer(traced, {batch, sequence, dtype, optimizer, cluster, ranks_here,
-                             most_micro_batch, recomputes, name, updates});
+      return answer(traced,
+                    {batch, sequence, dtype, optimizer, cluster, ranks_here, most_micro_batch,
+                     recomputes, name, updates, autocast, scale, tokens, price});
     });
-    return py::make_tuple(found.answer, found.cluster, found.text);
+    return py::make_tuple(found.answer, found.cluster, found.text, found.training, found.scale);
   });
 }
 

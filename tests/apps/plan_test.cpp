@@ -31,16 +31,18 @@ TEST(Plan, WritesAConfigurationThatTrains) {
   const std::string config = folder / "ds_config.json";
   const std::string json = folder / "plan.json";
   const auto outcome =
-      plan({"--model", "gpt2-nano", "--batch", "4", "--seq", "64", "--dtype", "fp32", "--device",
+      plan({"--model", "gpt2-nano", "--batch", "4", "--seq", "64", "--autocast", "bf16", "--device",
             "epyc 9654", "--updates", "in-backward,delayed", "--out", config, "--json", json});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("ZeRO is not needed"));
+  EXPECT_THAT(outcome.out, HasSubstr("gpt2-nano in fp32 under autocast to bf16"));
   const auto results = nlohmann::json::parse(read_file(json)).at("results");
   EXPECT_GT(results.size(), 4U);
   int in_backward = 0;
   int delayed = 0;
   for (const auto& each : results) {
     const auto& file = each.at("ds_config");
+    EXPECT_TRUE(file.at("torch_autocast").at("enabled").get<bool>());
     in_backward += file.value("update_in_backward", false) ? 1 : 0;
     delayed += each.at("configuration").get<std::string>().find("delayed") != std::string::npos;
     EXPECT_TRUE(!file.contains("update_in_backward") || file.at("gradient_clipping") == 0);
@@ -107,14 +109,16 @@ TEST(Plan, MeasuresThisMachine) {
 // The plan of a run has the states of that run, and the run then finds an empty place.
 TEST(TrainPlan, SaysWhatTheRunTakesAndWritesNothing) {
   const TrainFolder folder;
-  const std::vector<std::string> run{"--stage",      "2", "--dtype",     "bf16",
-                                     "--accumulate", "2", "--lora-rank", "4"};
+  const std::vector<std::string> run{"--stage",     "2",    "--dtype",      "bf16",
+                                     "--autocast",  "bf16", "--accumulate", "2",
+                                     "--lora-rank", "4"};
   auto asks = run;
   asks.emplace_back("--plan");
   const auto planned = folder.train(asks);
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_EQ(planned.err, "");
   EXPECT_THAT(planned.out, HasSubstr("16 sequences of 32 tokens; 2 ranks of this machine"));
+  EXPECT_THAT(planned.out, HasSubstr("in bf16 under autocast to bf16"));
   EXPECT_THAT(planned.out, HasSubstr("stage 2, micro-batch 4 x 2"));
   EXPECT_THAT(planned.out, HasSubstr("Its 6 steps take "));
   EXPECT_THAT(planned.out, HasSubstr("ZeRO is"));
@@ -176,6 +180,10 @@ TEST(Plan, NamesWhatItCannotUse) {
            {{"--batch", "7"}, "Give a multiple of 8"},
            {{"--seq", "4096"}, "at most 1024 tokens"},
            {{"--network", "0GB/s"}, "should be a number above 0"},
+           {{"--network", "10"}, "--network is '10', which is 10 bytes a second without a unit"},
+           {{"--link", "5"}, "Give a unit, as --link 10Gbit/s"},
+           {{"--nvme", "3k"}, "--nvme is '3k', which is 3000 bytes a second"},
+           {{"--autocast", "fp16", "--dtype", "bf16"}, "--autocast is fp16, but --dtype is bf16"},
            {{"--scale", "9"}, "as 8..4096"},
            {{"--tokens", "many"}, "--tokens is 'many'"},
            {{"--price", "2"}, "there are no --tokens"},

@@ -349,6 +349,8 @@ TEST(Planner, RefusesWhatMakesNoSense) {
             std::string::npos);
   for (const auto& [json, says] :
        {std::pair{R"({"device": "H100", "network": 0})", "'network' is 0"},
+        {R"({"device": "H100", "network": 10})", "'network' is 10, which is 10 bytes a second"},
+        {R"({"device": "H100", "flops": 989})", "Write all of them, as 1e14"},
         {R"({"device": "H100", "wires": 3})", "'wires' is unknown"},
         {R"({"device": "H100", "network_processors": 1.5})", "it is a part, and at most 1"},
         {R"({"hosts": 2})", "give 'device'"},

@@ -26,6 +26,7 @@
 
 #include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
 #include "zero/comm/group.h"
@@ -95,6 +96,7 @@ struct Setting {
   int64_t recompute = 0;
   Updates updates = Updates::in_step;
   OffloadDevice states = OffloadDevice::none;
+  bool autocast = false;  // to bf16
 };
 
 constexpr int64_t kSequence = 256;
@@ -103,6 +105,7 @@ Config config_of(const Setting& s) {
   Config config;
   config.stage = s.stage;
   config.bf16 = s.bf16;
+  config.autocast.enabled = s.autocast;
   config.gradient_accumulation_steps = s.accumulation;
   config.unit_bytes = 1 << 20;
   config.update_in_backward = s.updates == Updates::in_backward;
@@ -142,7 +145,10 @@ Held run(const Setting& s, const std::shared_ptr<comm::Group>& group) {
     }
     const int64_t before = HostAllocator::instance().used();
     for (int64_t i = 0; i < s.accumulation; ++i) {
-      engine.backward(language ? language->loss(tokens, tokens) : net->loss(pictures, labels));
+      engine.backward([&] {
+        const Autocast casts(engine.config().autocast_dtype());
+        return language ? language->loss(tokens, tokens) : net->loss(pictures, labels);
+      }());
       engine.step();
     }
     if (step < 2) continue;
@@ -229,6 +235,10 @@ TEST(Trace, PredictsTheMemoryOfARank) {
     s.states = states;
     return s;
   };
+  const auto cast = [](Setting s) {
+    s.autocast = true;
+    return s;
+  };
   const std::array settings{
       Setting{"GPT-2, stage 0", kGpt2},
       Setting{"GPT-2, stage 1, bf16", kGpt2, 1, true},
@@ -243,6 +253,10 @@ TEST(Trace, PredictsTheMemoryOfARank) {
       Setting{"Llama, stage 3, recomputed, batch 4", kLlama, 3, false, 4, 1, 1},
       Setting{"convolutions, stage 0", nullptr, 0},
       Setting{"convolutions, stage 3", nullptr, 3},
+      cast({"GPT-2, stage 0, autocast", kGpt2, 0}),
+      cast({"GPT-2, stage 3, autocast", kGpt2, 3}),
+      cast({"Llama, stage 2, recomputed, autocast", kLlama, 2, false, 4, 2, 1}),
+      cast({"convolutions, stage 1, autocast", nullptr, 1}),
       beside({"GPT-2, stage 2, in backward", kGpt2, 2}, kInBackward),
       beside({"GPT-2, stage 3, bf16, in backward", kGpt2, 3, true}, kInBackward),
       beside({"GPT-2, stage 2, in backward, on disk", kGpt2, 2}, kInBackward, kDisk),

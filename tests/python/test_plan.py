@@ -52,6 +52,14 @@ def loss_of_tied(model: nn.Module, samples: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
+def under_autocast(loss: Any) -> Any:
+    def cast(model: nn.Module, samples: int) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(model, samples)
+
+    return cast
+
+
 def candidate(plan: Any, stage: int, micro_batch: int, special: str = "") -> dict[str, Any]:
     """The one of these, with states in fp32: "recomputed", with its optimizer "on the disk", or neither."""
     return next(
@@ -75,6 +83,11 @@ def test_predicts_the_memory_of_real_steps(group: Any) -> None:
         ("Llama", 2, "bf16", 8, "on the disk"),
         ("Llama", 3, "bf16", 8, ""),
         ("Llama", 3, "fp32", 8, "recomputed"),
+        ("Llama", 0, "autocast", 8, ""),
+        ("Llama", 2, "autocast", 4, ""),
+        ("Llama", 3, "autocast", 8, ""),
+        ("Llama", 3, "autocast", 8, "recomputed"),
+        ("convolutions", 1, "autocast", 8, ""),
         ("BERT", 0, "fp32", 8, ""),
         ("BERT", 1, "bf16", 4, ""),
         ("BERT", 3, "fp32", 8, "recomputed"),
@@ -86,13 +99,14 @@ def test_predicts_the_memory_of_real_steps(group: Any) -> None:
         torch.manual_seed(1)
         model = make()
         if (name, dtype) not in plans:
-            plans[name, dtype] = libzero.plan(model, loss, batch=16, dtype=dtype, hardware={**_HERE, "nvme": 1e9})
+            numbers = {"autocast": "bf16"} if dtype == "autocast" else {"dtype": dtype}
+            plans[name, dtype] = libzero.plan(model, loss, batch=16, hardware={**_HERE, "nvme": 1e9}, **numbers)
         plan = plans[name, dtype]
         chosen = candidate(plan, stage, micro_batch, special)
         if special == "recomputed":
             model.gradient_checkpointing_enable()
         config = json.loads(json.dumps(plan.config_of(chosen)).replace("/local_nvme", tempfile.gettempdir()))
-        real = held(group, model, loss, config)
+        real = held(group, model, under_autocast(loss) if dtype == "autocast" else loss, config)
         predicted = chosen["memory"]
         words = f"{name}, {dtype}, {chosen['configuration']}"
         for state in _STATES:
@@ -184,6 +198,50 @@ def test_convolutions_have_bounds(group: Any) -> None:
     assert all(bound["bytes"] > 0 for bound in bounds)
 
 
+# A scope around the call, one in the loss and the argument are the same; a planned GPU has its own lists.
+@ranks(1)
+def test_autocast(group: Any) -> None:
+    def ask(loss: Any = loss_of_tied, **keywords: Any) -> Any:
+        return libzero.plan(Tied(), loss, batch=8, sequence=32, **{"hardware": _HERE, **keywords})
+
+    given = ask(autocast="bf16")
+    assert given.best["ds_config"]["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
+    assert "torch_autocast" not in given.config and "fp32 under autocast to bf16" in str(given)
+    with torch.autocast("cpu", torch.bfloat16):
+        around = ask()
+    assert around.answer == given.answer and torch.is_autocast_cache_enabled()
+    plain, within = ask(dtype="fp32"), ask(under_autocast(loss_of_tied), dtype="fp32")
+    for mine, theirs, uncast in zip(given.candidates, within.candidates, plain.candidates):
+        assert mine["memory"] == theirs["memory"]
+        # Logits are in 16 bits, and casts of weights live beside them.
+        assert mine["memory"]["activations"] != uncast["memory"]["activations"]
+    assert given.best["step_seconds"]["compute"] < plain.best["step_seconds"]["compute"]
+
+    def normed(model: Any, samples: int) -> torch.Tensor:
+        with torch.autocast("cuda", torch.float16):
+            return loss_of_tied(model, samples).double() * nn.functional.softmax(model.layers[0](model.constant), 0).sum()
+
+    of_gpu = {"hardware": None, "device": "h100", "per_host": 2, "dtype": "fp32"}
+    on, off = ask(normed, **of_gpu), ask(**of_gpu)
+    assert on.best["memory"]["activations"] < off.best["memory"]["activations"]
+    unsafe = lambda model, n: nn.functional.binary_cross_entropy(torch.sigmoid(model.layers[0](model.constant)), model.constant)  # noqa: E731
+    with expect(libzero.Error, "unsafe to autocast"):
+        ask(unsafe, autocast="fp16", hardware=None, device="h100", per_host=2)
+
+
+@ranks(1)
+def test_other_clusters_and_trainings(group: Any) -> None:
+    plan = libzero.plan(Tied(), loss_of_tied, batch=8, sequence=32, hardware=_HERE, scale=(1, 8), tokens=1e9, price=2)
+    assert [point["ranks"] for point in plan.scale] == [1, 2, 4, 8]
+    assert "of a rank" in str(plan) and "tokens take" in str(plan)
+    at_two = plan.scale[1]
+    assert at_two["configuration"] == plan.best["configuration"] and at_two["training"] == plan.training
+    assert plan.training is not None
+    assert abs(plan.training["seconds"] * plan.best["tokens_per_second"] / 1e9 - 1) < 1e-6
+    assert abs(plan.training["cost"] / (2 * 2 * plan.training["seconds"] / 3600) - 1) < 1e-6
+    assert libzero.plan(Tied(), loss_of_tied, batch=8, hardware=_HERE).scale == ()
+
+
 # The states of a model are those that the program finds for the model of its own, and so are the keys of what it says.
 @ranks(1)
 def test_says_what_the_program_says(group: Any) -> None:
@@ -224,6 +282,13 @@ def test_bad_input_is_named(group: Any) -> None:
     fails(libzero.ConfigError, "h1000", loss_of_tied, hardware=None, device="h1000")
     fails(libzero.ConfigError, "Give a multiple of 2", loss_of_tied, batch=7)
     fails(libzero.ConfigError, "'fp64'", loss_of_tied, dtype="fp64")
+    fails(libzero.ConfigError, "autocast is 'fp8'", loss_of_tied, autocast="fp8")
+    fails(libzero.ConfigError, "use 'bf16' for both", loss_of_tied, autocast="fp16", dtype="bf16")
+    fails(libzero.ConfigError, "scale is (8, 4)", loss_of_tied, scale=(8, 4))
+    fails(libzero.ConfigError, "3 ranks do not fill hosts of 2", loss_of_tied, scale=(3, 4))
+    fails(libzero.ConfigError, "tokens is -1", loss_of_tied, tokens=-1)
+    fails(libzero.ConfigError, "give tokens=", loss_of_tied, price=2)
+    fails(libzero.ConfigError, "'network' is 10, which is 10 bytes", loss_of_tied, hardware={**_HERE, "network": 10})
     fails(libzero.ConfigError, "batch is 0", loss_of_tied, batch=0)
     fails(libzero.ConfigError, "sequence is -1", loss_of_tied, sequence=-1)
     fails(libzero.ConfigError, "sequence is 1.5", loss_of_tied, sequence=1.5)

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "zero/base/error.h"
+#include "zero/base/traced.h"
 
 namespace zero {
 
@@ -16,6 +17,11 @@ void set(const Autocast::State& state) {
     at::autocast::set_autocast_enabled(Autocast::State::kDevices[i], state.enabled[i]);
     at::autocast::set_autocast_dtype(Autocast::State::kDevices[i], state.dtype[i]);
   }
+}
+
+// In a trace tensors on meta are those of the traced device.
+at::DeviceType device_of(at::DeviceType device) {
+  return device == at::kMeta ? TracedAs::device().value_or(device) : device;
 }
 
 bool casts_on(at::DeviceType device) {
@@ -30,6 +36,7 @@ Autocast::State state_of(std::optional<at::ScalarType> dtype, at::DeviceType dev
                             c10::toString(*dtype)));
   }
   const auto& devices = Autocast::State::kDevices;
+  device = device_of(device);
   if (!dtype && !casts_on(device)) return state;
   if (!casts_on(device)) {
     throw Error(fmt::format("Autocast was given the device {}; it casts on CPU and CUDA.",
@@ -69,7 +76,7 @@ Autocast::~Autocast() {
 }
 
 std::optional<at::ScalarType> autocast_dtype(const at::Tensor& tensor) {
-  const auto device = tensor.device().type();
+  const auto device = device_of(tensor.device().type());
   const auto dtype = tensor.scalar_type();
   if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
   if (!casts_on(device) || !at::autocast::is_autocast_enabled(device)) return std::nullopt;

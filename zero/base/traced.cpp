@@ -1,15 +1,17 @@
 #include "zero/base/traced.h"
 
+#include <utility>
+
 namespace zero {
 namespace {
 
-thread_local int scopes_traced_as_host = 0;
+thread_local std::optional<at::DeviceType> traced_as;
 
 }  // namespace
 
-TracedAsHost::TracedAsHost() { ++scopes_traced_as_host; }
-TracedAsHost::~TracedAsHost() { --scopes_traced_as_host; }
+TracedAs::TracedAs(at::DeviceType device) : before_(std::exchange(traced_as, device)) {}
+TracedAs::~TracedAs() { traced_as = before_; }
 
-bool TracedAsHost::active() { return scopes_traced_as_host > 0; }
+std::optional<at::DeviceType> TracedAs::device() { return traced_as; }
 
 }  // namespace zero

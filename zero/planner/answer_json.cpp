@@ -35,9 +35,27 @@ Ordered json_of(const Candidate& c) {
   return json;
 }
 
+Ordered json_of(const Training& training) {
+  Ordered json = {{"tokens", training.tokens},
+                  {"seconds", training.seconds()},
+                  {"device_hours", training.device_hours()},
+                  {"goodput", training.goodput}};
+  if (training.price > 0) json["cost"] = training.cost();
+  return json;
+}
+
 }  // namespace
 
 std::string to_json(const Candidate& candidate) { return json_of(candidate).dump(); }
+
+std::string to_json(const Training& training) { return json_of(training).dump(); }
+
+std::string to_json(const ScalePoint& point, const std::optional<Training>& training) {
+  auto json = json_of(point.best);
+  json["ranks"] = point.ranks;
+  if (training) json["training"] = json_of(*training);
+  return json.dump();
+}
 
 std::string to_json(const Answer& answer) {
   Ordered candidates = Ordered::array();

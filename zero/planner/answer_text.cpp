@@ -22,10 +22,13 @@ std::string title(const std::string& model, const Question& question, const Answ
   const auto batch = question.sequence > 1 ? fmt::format("{} sequences of {} tokens",
                                                          question.global_batch, question.sequence)
                                            : fmt::format("{} samples", question.global_batch);
-  return fmt::format("{} in {}, {:.1f} M parameters; {}; {} {} on {} host{}", model,
-                     !question.bf16        ? "fp32"
-                     : cluster.device.bf16 ? "bf16"
-                                           : "fp16",
+  const auto* narrow = cluster.device.bf16 ? "bf16" : "fp16";
+  const auto autocast =
+      !question.autocast
+          ? std::string()
+          : fmt::format(" under autocast to {}", question.autocast == at::kHalf ? "fp16" : narrow);
+  return fmt::format("{} in {}{}, {:.1f} M parameters; {}; {} {} on {} host{}", model,
+                     question.bf16 ? narrow : "fp32", autocast,
                      static_cast<double>(answer.parameters) * 1e-6, batch, cluster.ranks(),
                      cluster.device.name != kThisMachine ? cluster.device.name
                      : cluster.hosts == 1                ? "ranks of this machine"
@@ -126,6 +129,45 @@ std::string bounds_text(const std::vector<Bound>& bounds) {
                         bound.bytes > 0 ? fmt::format(", at most {}", bytes(bound.bytes)) : "");
   }
   return text;
+}
+
+std::string training_text(const Training& training, bool failures) {
+  const auto cost = training.price > 0 ? fmt::format(", which cost {:.5g} at {:.4g} each",
+                                                     training.cost(), training.price)
+                                       : std::string();
+  return fmt::format("{:.4g} tokens take {} on {} device{}: {:.4g} device hours{}.{}\n",
+                     training.tokens, duration(training.seconds()), training.devices,
+                     training.devices == 1 ? "" : "s", training.device_hours(), cost,
+                     failures ? " That counts failures." : "");
+}
+
+std::string scale_text(const std::vector<ScalePoint>& points, const TrainingOf& training_of) {
+  std::string rows;
+  bool timed = false;
+  bool priced = false;
+  for (const auto& point : points) {
+    const auto& c = point.best;
+    rows += fmt::format("{:>7}  {:<54} {:>10}", point.ranks, c.words(), bytes(c.memory.device));
+    if (!point.fits) {
+      rows += fmt::format("  {}\n", verdict(c));
+      continue;
+    }
+    rows += fmt::format(" {:>9.1f} {:>12.0f} {:>12.0f} {:>5.0f}%", 1e3 * c.time.seconds,
+                        c.tokens_per_second, c.tokens_per_second / static_cast<double>(point.ranks),
+                        100 * point.efficiency);
+    if (const auto training = training_of(c)) {
+      timed = true;
+      rows += fmt::format(" {:>12}", duration(training->seconds()));
+      priced |= training->price > 0;
+      if (training->price > 0) rows += fmt::format(" {:>10.5g}", training->cost());
+    }
+    rows += "\n";
+  }
+  return fmt::format("{:>7}  {:<54} {:>10} {:>9} {:>12} {:>12} {:>6}{}{}\n", "ranks", "the fastest",
+                     "device", "step ms", "tokens/s", "of a rank", "scales",
+                     timed ? fmt::format(" {:>12}", "time") : "",
+                     priced ? fmt::format(" {:>10}", "cost") : "") +
+         rows;
 }
 
 std::string to_text(const Answer& answer, size_t rows) {

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "zero/planner/budget.h"
 #include "zero/planner/planner.h"
 
 namespace zero::plan {
@@ -36,7 +39,17 @@ std::string sentences_text(const Answer& answer);
 /// Returns a line for each operator whose memory is not exact.
 std::string bounds_text(const std::vector<Bound>& bounds);
 
-/// Returns all of these, of the first `rows` candidates.
+/// Returns what a training takes, in a line. `failures` says that it counts them.
+std::string training_text(const Training& training, bool failures);
+
+/// Returns the training of a candidate; none where nobody asked for it, or where it does not fit.
+using TrainingOf = std::function<std::optional<Training>(const Candidate& candidate)>;
+/// Returns the points of scale() as a table, one line each, with the time of each one's training
+/// and its cost where it has a price.
+std::string scale_text(const std::vector<ScalePoint>& points, const TrainingOf& training_of);
+
+/// Returns the text of an answer without trainings and other clusters, of the first `rows`
+/// candidates.
 std::string to_text(const Answer& answer, size_t rows);
 
 }  // namespace zero::plan

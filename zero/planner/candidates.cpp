@@ -25,6 +25,9 @@ Config config_of(const Question& question, const Way& way, int64_t accumulation)
   config.stage = way.stage;
   config.bf16 = question.bf16 && cluster.device.bf16;
   config.fp16 = question.bf16 && !cluster.device.bf16;
+  config.autocast.enabled = question.autocast.has_value();
+  if (question.autocast == at::kHalf || !cluster.device.bf16)
+    config.autocast.dtype = AutocastDtype::fp16;
   config.gradient_accumulation_steps = accumulation;
   config.optimizer = question.optimizer;
   config.offload_optimizer.device = way.optimizer;
@@ -47,7 +50,8 @@ bool allows(const Question& question, const Way& way, Updates updates) {
   const auto& device = question.cluster.device;
   if (!device.cpu && way.optimizer == OffloadDevice::none) return false;
   if (updates == Updates::delayed) return true;
-  const bool scales_loss = question.bf16 && !device.bf16;
+  const bool scales_loss =
+      question.autocast == at::kHalf || ((question.bf16 || question.autocast) && !device.bf16);
   return way.stage >= 2 && (!scales_loss || way.optimizer == OffloadDevice::nvme);
 }
 
@@ -72,7 +76,8 @@ void measure(Candidate& candidate, const Question& question, const Trace& trace,
   candidate.time = simulate(trace, candidate.config, cluster, /*split=*/false);
   const auto tokens = static_cast<double>(question.global_batch * question.sequence);
   candidate.tokens_per_second = tokens / candidate.time.seconds;
-  const double peak = question.bf16 ? cluster.device.flops : cluster.device.flops_fp32;
+  const bool narrow = question.bf16 || question.autocast;
+  const double peak = narrow ? cluster.device.flops : cluster.device.flops_fp32;
   // `flops` are those of a sequence, forward and backward.
   candidate.mfu = flops * static_cast<double>(question.global_batch) /
                   (candidate.time.seconds * peak * static_cast<double>(cluster.ranks()));
@@ -172,9 +177,18 @@ const Trace& Traces::timed(const Config& config, int64_t micro_batch, int64_t re
 
 Trace& Traces::made(const Config& config, int64_t micro_batch, int64_t recompute) {
   const auto options = trace_options(config, question_.cluster.device.cpu);
-  auto& trace = all_[{micro_batch, recompute, options.gradients_apart}];
-  if (!trace) trace = std::make_unique<Trace>(question_.trace(micro_batch, recompute, options));
-  return *trace;
+  const auto one = [&](bool casts_dropped) -> Trace& {
+    auto& trace = all_[{micro_batch, recompute, options.gradients_apart, casts_dropped}];
+    if (!trace) {
+      auto with = options;
+      with.casts_dropped = casts_dropped;
+      trace = std::make_unique<Trace>(question_.trace(micro_batch, recompute, with));
+    }
+    return *trace;
+  };
+  // Without casts of parameters there is nothing to drop.
+  auto& kept = one(false);
+  return options.casts_dropped && kept.casts_parameters ? one(true) : kept;
 }
 
 void Table::fill() {

@@ -50,7 +50,7 @@ class Traces {
   const Question& question_;
   OperatorSpeed speed_;
   std::set<const Trace*> timed_;
-  std::map<std::tuple<int64_t, int64_t, bool>, std::unique_ptr<Trace>> all_;
+  std::map<std::tuple<int64_t, int64_t, bool, bool>, std::unique_ptr<Trace>> all_;
 };
 
 /// All candidates of a question with their memory; times follow.

@@ -200,33 +200,35 @@ namespace {
 struct Number {
   const char* key;
   double& value;
-  bool part = false;  ///< it is at most 1
+  enum class Kind : uint8_t { other, part, speed };
+  Kind kind = Kind::other;  ///< a part is at most 1, a speed at least kLeastSpeed
   bool may_be_0 = false;
 };
 
 std::vector<Number> numbers(Cluster& c) {
-  return {{"flops", c.device.flops},
-          {"flops_fp32", c.device.flops_fp32},
+  constexpr auto kPart = Number::Kind::part, kSpeed = Number::Kind::speed;
+  return {{"flops", c.device.flops, kSpeed},
+          {"flops_fp32", c.device.flops_fp32, kSpeed},
           {"memory", c.device.memory},
-          {"bandwidth", c.device.bandwidth},
-          {"pcie", c.device.pcie},
-          {"products", c.device.products, true},
-          {"attention", c.device.attention, true},
-          {"streams", c.device.streams, true},
-          {"link", c.inside.bandwidth},
+          {"bandwidth", c.device.bandwidth, kSpeed},
+          {"pcie", c.device.pcie, kSpeed},
+          {"products", c.device.products, kPart},
+          {"attention", c.device.attention, kPart},
+          {"streams", c.device.streams, kPart},
+          {"link", c.inside.bandwidth, kSpeed},
           {"link_latency", c.inside.latency},
-          {"link_efficiency", c.inside.efficiency, true},
-          {"link_processors", c.inside.processors, true, true},
-          {"network", c.between.bandwidth},
+          {"link_efficiency", c.inside.efficiency, kPart},
+          {"link_processors", c.inside.processors, kPart, true},
+          {"network", c.between.bandwidth, kSpeed},
           {"network_latency", c.between.latency},
-          {"network_efficiency", c.between.efficiency, true},
-          {"network_processors", c.between.processors, true, true},
+          {"network_efficiency", c.between.efficiency, kPart},
+          {"network_processors", c.between.processors, kPart, true},
           {"host_memory", c.host_memory},
-          {"nvme", c.nvme},
+          {"nvme", c.nvme, kSpeed},
           {"nvme_bytes", c.nvme_bytes},
-          {"host_update", c.host_update},
-          {"jitter", c.speeds_differ.jitter, true, true},
-          {"stragglers", c.speeds_differ.stragglers, true, true},
+          {"host_update", c.host_update, kSpeed},
+          {"jitter", c.speeds_differ.jitter, kPart, true},
+          {"stragglers", c.speeds_differ.stragglers, kPart, true},
           {"straggler_slower", c.speeds_differ.slower}};
 }
 
@@ -289,8 +291,17 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
     const bool zero = number == 0 && found->may_be_0;
     if (!std::isfinite(number) || !(number > 0 || zero))
       fail(fmt::format("'{}' is {}; it must be a number above 0.", key, value.dump()));
-    if (found->part && number > 1)
+    if (found->kind == Number::Kind::part && number > 1)
       fail(fmt::format("'{}' is {}; it is a part, and at most 1.", key, value.dump()));
+    if (found->kind == Number::Kind::speed && number < kLeastSpeed) {
+      const bool flops = key.starts_with("flops");
+      fail(fmt::format(
+          "'{}' is {}, which is {} {} a second, and less than {:.0f} million is hardly meant. "
+          "Write "
+          "all of them, as {} for {}.",
+          key, value.dump(), value.dump(), flops ? "FLOPs" : "bytes", kLeastSpeed * 1e-6,
+          flops ? "1e14" : "1.25e9", flops ? "100 TFLOP/s" : "10 Gbit/s"));
+    }
     found->value = number;
   }
   if (cluster.device.flops == 0 || cluster.device.memory == 0 || cluster.device.bandwidth == 0)

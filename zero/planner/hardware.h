@@ -75,6 +75,10 @@ inline constexpr int64_t kMostRanks = int64_t{1} << 20;
 /// known (0), and where the cluster has more than kMostRanks ranks. Every plan asks for it.
 void check(const Cluster& cluster);
 
+/// The least speed in bytes or FLOPs a second that a number without a unit can mean. One below it
+/// is taken for a number of another unit.
+inline constexpr double kLeastSpeed = 1e6;
+
 /// Reads a cluster from JSON, with the keys of docs/zero-plan.md. Throws ConfigError naming a key.
 /// Speeds of links that are absent for a device that is not known stay 0: see check().
 Cluster cluster_from_json(std::string_view json, std::string_view source);

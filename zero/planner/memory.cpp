@@ -356,7 +356,9 @@ TraceOptions trace_options(const Config& config, bool host) {
   return {.dtype = form.dtype,
           .host = host,
           .gradients_apart = !sharded && form.gradient_dtype != form.dtype,
-          .optimizer = config.optimizer.value_or(Optimizer(AdamW{}))};
+          .optimizer = config.optimizer.value_or(Optimizer(AdamW{})),
+          .autocast = config.autocast_dtype(),
+          .casts_dropped = config.stage == 3};
 }
 
 RankMemory predict_memory(const Trace& trace, const Config& config,

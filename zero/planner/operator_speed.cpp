@@ -13,6 +13,7 @@
 #include "zero/base/error.h"
 #include "zero/models/layers/matmul.h"
 #include "zero/planner/simulate.h"
+#include "zero/planner/value_tensors.h"
 
 namespace zero::plan {
 namespace {
@@ -26,27 +27,6 @@ void add_key(std::string& key, const at::Tensor& tensor) {
   }
   key += fmt::format("{}[{}][{}];", c10::toString(tensor.scalar_type()),
                      fmt::join(tensor.sizes(), ","), fmt::join(tensor.strides(), ","));
-}
-
-/// Replaces the tensors of a value by what `make` returns for them.
-template <class Make>
-c10::IValue with_tensors(const c10::IValue& value, const Make& make) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? c10::IValue(make(value.toTensor())) : value;
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> all;
-    for (const at::Tensor& each : value.toTensorList())
-      all.push_back(each.defined() ? make(each) : each);
-    return all;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> all;
-    for (const auto& each : value.toOptionalTensorVector())
-      all.push_back(each && each->defined() ? std::optional(make(*each)) : std::nullopt);
-    return all;
-  }
-  return value;
 }
 
 std::string key_of(const c10::OperatorHandle& op, c10::ArrayRef<const c10::IValue> inputs) {
@@ -193,7 +173,8 @@ void OperatorSpeed::measure(Trace& trace, const Device& device, at::ScalarType d
   for (auto& op : trace.operators) {
     if (op.call < 0) continue;
     const auto& call = trace.calls->all()[static_cast<size_t>(op.call)];
-    const double modelled = operator_seconds({.flops = op.flops, .bytes = op.bytes}, device, dtype);
+    const double modelled =
+        operator_seconds({.dtype = op.dtype, .flops = op.flops, .bytes = op.bytes}, device, dtype);
     auto found = known_.find(call.key);
     if (found == known_.end()) {
       if (modelled > kLongest || spent_ > kAll) continue;

@@ -30,7 +30,7 @@ struct OperatorRow {
 /// Returns the rows of a step at stage 0 on one rank, those with the most seconds first: its
 /// operators, and what the engine adds behind them, which are the norm of the gradients and AdamW's
 /// update ("zero::squared_norm_" and "zero::update_", of no module). `trace` is of one micro-batch
-/// in `dtype`.
+/// in `dtype`, that of parameters.
 std::vector<OperatorRow> operator_rows(const Trace& trace, const Device& device,
                                        at::ScalarType dtype);
 

@@ -181,6 +181,10 @@ std::string ds_config(const Candidate& candidate, const std::string& nvme_path) 
                {"zero_optimization", zero}};
   if (config.bf16) file["bf16"] = {{"enabled", true}};
   if (config.fp16) file["fp16"] = {{"enabled", true}};
+  if (config.autocast.enabled) {
+    const bool half = config.autocast.dtype == AutocastDtype::fp16;
+    file["torch_autocast"] = {{"enabled", true}, {"dtype", half ? "float16" : "bfloat16"}};
+  }
   if (config.optimizer_states == optim::StateFormat::eight_bit)
     file["data_types"] = {{"optimizer_state_dtype", "8bit"}};
   if (config.update_in_backward) {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,9 @@ struct Question {
   int64_t global_batch = 256;  ///< sequences of a step, over all ranks; at most 2^40
   int64_t sequence = 1024;     ///< tokens of a sequence
   bool bf16 = true;  ///< with fp32 master weights; fp16 where a device has no bf16; else fp32
+  /// The dtype of autocast, kBFloat16 (kHalf where a device has no bf16) or kHalf; none: no
+  /// autocast.
+  std::optional<at::ScalarType> autocast{};
   Cluster cluster{};
   /// The hosts of `cluster`, where they measure their operators at the same time.
   OfHosts hosts{};

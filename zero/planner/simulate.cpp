@@ -179,6 +179,7 @@ void share_processors(StepSchedule& schedule) {
 
 double operator_seconds(const TracedOperator& op, const Device& device, at::ScalarType dtype) {
   const double part = op.attention && device.attention > 0 ? device.attention : device.products;
+  if (op.dtype != at::ScalarType::Undefined) dtype = op.dtype;
   const double peak = (dtype == at::kFloat ? device.flops_fp32 : device.flops) * part;
   const double memory = device.bandwidth * device.streams;
   const double modelled = std::max(op.flops / peak, op.bytes / memory);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ceil_div.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
@@ -20,14 +21,17 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "zero/base/autocast.h"
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
 #include "zero/base/host_allocator.h"
 #include "zero/base/traced.h"
 #include "zero/engine/operator_cost.h"
 #include "zero/optim/sweeps.h"
+#include "zero/planner/autocast_calls.h"
 #include "zero/planner/meta_kernels.h"
 #include "zero/planner/operator_speed.h"
+#include "zero/planner/value_tensors.h"
 
 namespace zero::plan {
 namespace {
@@ -87,6 +91,10 @@ struct Recording {
   std::unordered_map<const c10::StorageImpl*, int64_t> parameters;
   std::vector<int64_t> module_of_parameter;
   std::set<Block*> blocks;  // that live, of this step
+  // Casts of parameters that autocast keeps for the operators of its scope.
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> casts;
+  bool casts_dropped = false;  // TraceOptions::casts_dropped
+  int nesting = 0;             // scopes of autocast around the step
   std::shared_ptr<OperatorCalls> calls;
   // Note [Kernels of Python]: those of the kernel under way, which count once it has ended.
   std::set<Block*>* of_kernel = nullptr;
@@ -94,6 +102,8 @@ struct Recording {
 };
 
 thread_local std::shared_ptr<Recording> recording;
+
+c10::DeviceType device_of(const Recording& r) { return r.host ? at::kCPU : at::kCUDA; }
 
 // --- Memory ---
 
@@ -135,22 +145,6 @@ class MetaAllocator final : public c10::Allocator {
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
-}
-
-template <class Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& each : value.toTensorList()) {
-      if (each.defined()) visit(each);
-    }
-  } else if (value.isOptionalTensorList()) {
-    const auto list = value.toOptionalTensorVector();
-    for (const auto& each : list) {
-      if (each && each->defined()) visit(*each);
-    }
-  }
 }
 
 // FLOPs of operators of backward that operator_cost does not know.
@@ -321,18 +315,7 @@ void take_values_away(torch::jit::Stack& stack, size_t first, c10::DispatchKeySe
     const auto of = [&](const at::Tensor& tensor) {
       return has_values(tensor) ? without_values(tensor, keys) : tensor;
     };
-    if (value.isTensor()) {
-      value = of(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> all;
-      for (const at::Tensor& each : value.toTensorList()) all.push_back(of(each));
-      value = std::move(all);
-    } else {
-      c10::List<std::optional<at::Tensor>> all;
-      for (const auto& each : value.toOptionalTensorVector())
-        all.push_back(each ? std::optional(of(*each)) : std::nullopt);
-      value = std::move(all);
-    }
+    value = with_tensors(value, of);
   }
 }
 
@@ -384,7 +367,11 @@ class KernelOfPython {
 
 // Calls the operator's own kernels.
 void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (!recording || !recording->running || !has_kernels_of_python()) {
+  // Autocast casts inside of composite operators, too.
+  const bool goes_on =
+      recording && recording->running &&
+      (has_kernels_of_python() || at::autocast::is_autocast_enabled(device_of(*recording)));
+  if (!goes_on) {
     const c10::impl::ExcludeDispatchKeyGuard once(kMode);
     return op.callBoxed(stack);
   }
@@ -436,7 +423,69 @@ void grow(const at::Tensor& tensor, size_t before) {
   }
 }
 
+// --- Autocast ---
+
+// Casts a tensor as autocast does: once in its outermost scope, if it is a leaf that is trained.
+at::Tensor autocast_to(Recording& r, const at::Tensor& tensor, at::ScalarType dtype,
+                       at::ScalarType lower) {
+  if (tensor.scalar_type() == dtype) return tensor;
+  r.trace.casts_parameters |= r.parameters.contains(storage_of(tensor));
+  if (r.depth > 0 && dtype == lower) r.trace.operators[static_cast<size_t>(r.op)].dtype = dtype;
+  const bool keeps = !r.casts_dropped && dtype == lower && tensor.scalar_type() == at::kFloat &&
+                     tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() &&
+                     at::autocast::is_autocast_cache_enabled();
+  if (!keeps) return tensor.to(dtype);
+  const auto* key = tensor.unsafeGetTensorImpl();
+  if (const auto found = r.casts.find(key); found != r.casts.end()) return found->second;
+  auto cast = tensor.to(dtype);
+  r.casts.emplace(key, cast);
+  return cast;
+}
+
+int autocast_nesting() {
+  at::autocast::increment_nesting();
+  return at::autocast::decrement_nesting();
+}
+
+// Ends with autocast's outermost scope in the step, as torch.autocast does.
+void drop_casts(Recording& r) {
+  if (!r.casts.empty() && autocast_nesting() <= r.nesting) r.casts.clear();
+}
+
+void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// Runs an operator as autocast of the traced device calls it.
+void run_cast(Recording& r, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+              torch::jit::Stack* stack) {
+  const auto device = device_of(r);
+  const auto lower = at::autocast::get_autocast_dtype(device);
+  const auto count = op.schema().arguments().size();
+  auto called = op;
+  std::vector<c10::IValue> inputs;
+  const c10::impl::ExcludeDispatchKeyGuard inside(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  try {
+    const AutocastCall asked(op, torch::jit::last(*stack, count), device);
+    called = asked.op();
+    for (const auto& input : asked.inputs()) {
+      inputs.push_back(with_tensors(input, [&](const at::Tensor& tensor) {
+        const auto* original = asked.original(tensor);
+        return original == nullptr ? tensor
+                                   : autocast_to(r, *original, tensor.scalar_type(), lower);
+      }));
+    }
+  } catch (const std::exception& error) {
+    const std::string reason = error.what();
+    refuse(r, fmt::format("The operator {} cannot be traced under autocast: {}", op.schema().name(),
+                          reason.substr(0, reason.find('\n'))));
+  }
+  torch::jit::drop(*stack, count);
+  for (auto& input : inputs) stack->push_back(std::move(input));
+  run_traced(called, keys, stack);
+}
+
 void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (AutocastCall::asks()) return AutocastCall::answer(op, stack);
   const auto& schema = op.schema();
   const auto& name = schema.name();
   const auto& arguments = schema.arguments();
@@ -449,14 +498,19 @@ void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
     if (arguments[i].name() == "device") (*stack)[first + i] = c10::Device(c10::DeviceType::Meta);
   }
   if (!reads_values(name)) take_values_away(*stack, first, keys);
-  if (!recording || !recording->running || recording->depth > 0) return call(op, keys, stack);
+  if (!recording || !recording->running) return call(op, keys, stack);
   auto& r = *recording;
+  drop_casts(r);
+  if (autocast_casts(op, device_of(r))) return run_cast(r, op, keys, stack);
+  if (r.depth > 0) return call(op, keys, stack);
   const c10::ArrayRef<const c10::IValue> inputs(stack->data() + first, arguments.size());
   TracedOperator traced{.name = r.index(r.trace.names, r.names, name), .backward = r.backward};
   r.op = static_cast<int64_t>(r.trace.operators.size());
   for (const auto& input : inputs) {
     for_each_tensor(input, [&](const at::Tensor& tensor) {
       traced.bytes += static_cast<double>(tensor.nbytes());
+      if (traced.dtype == at::ScalarType::Undefined && tensor.is_floating_point())
+        traced.dtype = tensor.scalar_type();
       const auto found = r.parameters.find(storage_of(tensor));
       if (found == r.parameters.end()) return;
       r.add(Kind::use, found->second);
@@ -618,24 +672,26 @@ struct Tracing::State {
     install();
     recording = std::make_shared<Recording>();
     recording->host = options.host;
+    recording->casts_dropped = options.casts_dropped;
     recording->reason = options.reason;
     recording->index(recording->trace.modules, recording->modules, "");
     if (options.host) {
-      as_host.emplace();
       recording->calls = std::make_shared<OperatorCalls>();
       recording->trace.calls = recording->calls;
     }
+    as.emplace(device_of(*recording));
     mode.emplace(kMode);
   }
   ~State() {
     recording->running = false;
+    recording->casts.clear();
     recording.reset();
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
   TraceOptions options;
-  std::optional<TracedAsHost> as_host;
+  std::optional<TracedAs> as;
   std::optional<c10::impl::IncludeDispatchKeyGuard> mode;
 };
 
@@ -685,9 +741,15 @@ void Tracing::begin(const NamedTensors& tensors) {
 
 Trace Tracing::run(const std::function<at::Tensor()>& loss) {
   auto& r = *recording;
+  const Autocast none(std::nullopt, device_of(r));  // the caller's scopes cast nothing
+  r.nesting = autocast_nesting();
   r.running = true;
   {
-    auto value = loss();
+    auto value = [&] {
+      const Autocast casts(state_->options.autocast, device_of(r));
+      return loss();
+    }();
+    drop_casts(r);
     if (!value.defined() || value.numel() != 1 || !value.requires_grad()) {
       throw ConfigError(fmt::format(
           "The loss of the traced module {}; it must be one number that depends on parameters "

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,12 @@ struct TraceOptions {
   bool gradients_apart = false;
   /// The optimizer of the parameters.
   Optimizer optimizer = AdamW{};
+  /// The loss is computed in a zero::Autocast scope of this dtype for the traced device. A loss may
+  /// have a scope of its own, too: Note [Casts in a trace] in planner/autocast_calls.h.
+  std::optional<at::ScalarType> autocast{};
+  /// No cast of a parameter stays after the operator that used it (libzero's parameters in Python
+  /// at stage 3): autocast keeps none for the operators after it.
+  bool casts_dropped = false;
   /// Called in the handler of an exception of an operator. Returns its message, where `what()` does
   /// not have it, or throws it again, where it says nothing of the operator (exceptions of Python).
   /// Null: `what()` does.
@@ -60,11 +67,13 @@ struct TracedOperator {
   int64_t module = 0;  ///< the index in Trace::modules of the module whose parameter was used last
   bool backward = false;
   bool attention = false;  ///< it is fused attention (Note [Efficiency] in planner/hardware.h)
-  double flops = 0;        ///< Note [What an operator counts]
-  double bytes = 0;        ///< of its tensors, which it reads or writes
-  int64_t call = -1;       ///< its index in Trace::calls; below 0: it cannot be run by itself
-  double seconds = 0;      ///< measured (Note [Operators measured here]); 0: not
-  double modelled = 0;     ///< what Note [Efficiency] says of the device on which it was measured
+  /// In which it computes: that of its first operand in floating point. Undefined without one.
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  double flops = 0;     ///< Note [What an operator counts]
+  double bytes = 0;     ///< of its tensors, which it reads or writes
+  int64_t call = -1;    ///< its index in Trace::calls; below 0: it cannot be run by itself
+  double seconds = 0;   ///< measured (Note [Operators measured here]); 0: not
+  double modelled = 0;  ///< what Note [Efficiency] says of the device on which it was measured
 };
 
 /// Something that changes memory, in the order of the step.
@@ -105,6 +114,7 @@ struct Trace {
   std::vector<TraceEvent> events;
   std::vector<KeptBytes> kept;  ///< by module and dtype, in the order of their first bytes
   std::vector<Bound> bounds;
+  bool casts_parameters = false;               ///< autocast has cast a parameter
   std::shared_ptr<const OperatorCalls> calls;  ///< of a traced CPU, else null
   int64_t buffers = 0;                         ///< bytes of the model's buffers
   int64_t peak = 0;     ///< the most bytes beside parameters, their gradients, and buffers

@@ -44,8 +44,6 @@ std::vector<std::string> left_out(const Settings& settings) {
   if (const int64_t after = settings.engine.offload_optimizer.delayed_update_after; after > 0)
     notes.push_back(fmt::format(
         "The plan is of steps with a delayed update, which come after the first {}.", after));
-  if (settings.engine.autocast.enabled)
-    notes.emplace_back("The plan is of a step without autocast, whose dtypes are in no trace.");
   if (recompute.nvme || recompute.contiguous_memory_optimization)
     notes.emplace_back("The plan keeps the inputs of recomputed layers where they are.");
   return notes;
@@ -88,6 +86,7 @@ PlannedRun plan_run(const Settings& given, int ranks, int hosts,
               .global_batch = micro_batch * config.gradient_accumulation_steps * ranks,
               .sequence = program.seq,
               .bf16 = config.bf16 || config.fp16,
+              .autocast = config.autocast_dtype(),
               .cluster = std::move(cluster),
               .hosts = together,
               .optimizer = *config.optimizer};
