@@ -151,7 +151,8 @@ struct GivenTexts {
       all.prompts.push_back(
           chat
               ? tokenizer.encode(chat->text(
-                    nlohmann::ordered_json::array({{{"role", "user"}, {"content", prompt}}}), true))
+                    nlohmann::ordered_json::array({{{"role", "user"}, {"content", prompt}}}).dump(),
+                    true))
               : tokenizer.encode(prompt, SpecialTokens::with));
     }
     return all;

@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
+#include "zero/data/jinja/template.h"
 
 namespace zero {
 namespace {
@@ -140,14 +143,13 @@ TEST(Jinja, TemplatesOfStrangersEnd) {
   };
   for (const auto& [text, message] : cases)
     EXPECT_THAT([&] { rendered(text); }, ThrowsMessage<Error>(HasSubstr(message))) << text;
-  const auto nothing = ordered_json::array();
   for (const char* sign : {"~", "+"}) {
     const auto text = fmt::format(
         "{{% set ns=namespace(s='ab') %}}{{% for i in range(99) %}}{{% set ns.s=ns.s {} ns.s %}}"
         "{{% endfor %}}",
         sign);
     EXPECT_THAT(
-        [&] { ChatTemplate(text, "here", ordered_json::object()).text(nothing, false); },
+        [&] { ChatTemplate(text, "here").text("[]", false); },
         ThrowsMessage<DataError>(HasSubstr(
             "The chat template of here fails on these messages: line 1: a value has over")));
   }
@@ -185,9 +187,10 @@ const ordered_json kTurns = ordered_json::array({{{"role", "user"}, {"content", 
                                                  {{"role", "assistant"}, {"content", "B"}}});
 
 TEST(ChatTemplate, AnswersAreFoundBehindTheirPrompts) {
-  const ChatTemplate chat(kChat, "here", {{"eos_token", "."}});
-  EXPECT_EQ(chat.text(kTurns, true), "<user>Q.<assistant>A1.<user>R.<assistant>B.<assistant>");
-  const auto marked = chat.marked_text(kTurns);
+  const ChatTemplate chat(kChat, "here", R"({"eos_token": "."})");
+  EXPECT_EQ(chat.text(kTurns.dump(), true),
+            "<user>Q.<assistant>A1.<user>R.<assistant>B.<assistant>");
+  const auto marked = chat.marked_text(kTurns.dump());
   EXPECT_EQ(marked.text, "<user>Q.<assistant>A1.<user>R.<assistant>B.");
   EXPECT_THAT(marked.answers, ElementsAre(Pair(19, 22), Pair(41, 43)));
 }
@@ -196,8 +199,8 @@ TEST(ChatTemplate, MarkedAnswersAreTakenAsTheyAre) {
   const ChatTemplate chat(
       "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
       "{% endgeneration %}{% else %}{{ m.content }}{% endif %};{% endfor %}",
-      "here", ordered_json::object());
-  const auto marked = chat.marked_text(kTurns);
+      "here");
+  const auto marked = chat.marked_text(kTurns.dump());
   EXPECT_EQ(marked.text, "Q;A1;R;B;");
   EXPECT_THAT(marked.answers, ElementsAre(Pair(2, 4), Pair(7, 8)));
 }
@@ -205,10 +208,18 @@ TEST(ChatTemplate, MarkedAnswersAreTakenAsTheyAre) {
 TEST(ChatTemplate, AnAnswerThatIsWrittenOtherwiseLaterIsRefused) {
   const ChatTemplate chat(
       "{% for m in messages %}{{ m.content if not loop.last else '!' ~ m.content }}{% endfor %}",
-      "here", ordered_json::object());
+      "here");
   EXPECT_THAT(
-      [&] { chat.marked_text(kTurns); },
+      [&] { chat.marked_text(kTurns.dump()); },
       ThrowsMessage<DataError>(HasSubstr("writes message 2 otherwise when it is the last")));
+}
+
+TEST(ChatTemplate, WhatIsNotJsonIsRefused) {
+  const ChatTemplate chat(kChat, "here");
+  EXPECT_THAT([&] { chat.text("[{]", false); },
+              ThrowsMessage<DataError>(HasSubstr("The messages for the chat template of here")));
+  EXPECT_THAT([&] { ChatTemplate(kChat, "here", "[]"); },
+              ThrowsMessage<DataError>(HasSubstr("are []; they should be an object")));
 }
 
 TEST(ChatTemplate, IsFoundInAFolder) {
@@ -218,9 +229,9 @@ TEST(ChatTemplate, IsFoundInAFolder) {
       "tokenizer_config.json",
       R"({"eos_token": {"content": "!"}, "chat_template": [{"name": "tool_use", "template": "x"},
                    {"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}"}]})");
-  EXPECT_EQ(ChatTemplate::load(folder.path())->text(kTurns, false), "Q!");
+  EXPECT_EQ(ChatTemplate::load(folder.path())->text(kTurns.dump(), false), "Q!");
   folder.write("chat_template.jinja", "file {{ eos_token }}");
-  EXPECT_EQ(ChatTemplate::load(folder.path())->text(kTurns, false), "file !");
+  EXPECT_EQ(ChatTemplate::load(folder.path())->text(kTurns.dump(), false), "file !");
   folder.write("chat_template.jinja", "\n{% include 'x' %}");
   EXPECT_THAT([&] { ChatTemplate::load(folder.path()); },
               ThrowsMessage<DataError>(HasSubstr("chat_template.jinja cannot be used: line 2: the "

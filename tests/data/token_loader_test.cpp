@@ -192,6 +192,9 @@ TEST_F(TokenLoaderTest, RefusesSplitsThatAreTooSmall) {
   EXPECT_THROW(TokenLoader({tokens.tokens, 4, 4}, {.sequence = 1}), DataError);
   EXPECT_THROW(TokenLoader(tokens, {.sequence = 0}), ConfigError);
   EXPECT_THROW(TokenLoader(tokens, {.sequence = 1, .micro_batch = 0}), ConfigError);
+  EXPECT_THAT([&] { TokenLoader(tokens, {.sequence = 1, .rank = 2, .world_size = 2}); },
+              ThrowsMessage<ConfigError>(HasSubstr("The rank is 2 of 2")));
+  EXPECT_THROW(TokenLoader(TokenRange{}, {.sequence = 1}), ConfigError);
 }
 
 TEST_F(TokenLoaderTest, RefusesTokensOutsideOfTheVocabulary) {

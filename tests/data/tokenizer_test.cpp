@@ -107,6 +107,8 @@ TEST(TokenizerJson, IsFoundInAFolderAndKnowsItsTokens) {
   const TemporaryFolder empty;
   EXPECT_THAT([&] { Tokenizer::load(empty.path()); },
               ThrowsMessage<DataError>(HasSubstr("neither a tokenizer.json nor")));
+  EXPECT_THAT([&] { Tokenizer::load(empty.path() / "none"); },
+              ThrowsMessage<DataError>(HasSubstr("/none does not exist. Give a tokenizer.json")));
   EXPECT_THAT([&] { tokenizer.encode("a\xFF"); },
               ThrowsMessage<DataError>(HasSubstr("not UTF-8 at its byte 1")));
   EXPECT_THROW(tokenizer.decode(std::vector<int64_t>{100000}), DataError);

@@ -883,6 +883,9 @@ TEST(EngineGroups, HaveTheirOwnHyperParameters) {
       train(engine, *net, 1);
       EXPECT_FALSE(torch::equal(engine.parameter("a.bias"), bias));
       EXPECT_THROW(engine.set_lr(1, 7), ConfigError);
+      for (const double bad : {-1.0, std::nan(""), HUGE_VAL})
+        EXPECT_THROW(engine.set_lr(bad, 0), ConfigError);
+      EXPECT_EQ(engine.lr(0), 0.1);
     });
   }
 }

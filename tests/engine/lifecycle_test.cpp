@@ -247,6 +247,23 @@ TEST(LifecycleConstructor, WhereItFailsTheModelIsAsItWas) {
   EXPECT_GT(made, 0);
 }
 
+TEST(LifecycleConstructor, NoModelNoGroupAndInferenceModeAreRefused) {
+  const auto message = [](const auto& model, std::shared_ptr<comm::Group> group) {
+    return message_of<ConfigError>([&] { Engine(model, Sgd{}, {}, std::move(group)); });
+  };
+  EXPECT_THAT(message(std::shared_ptr<Net>(), comm::single()), HasSubstr("The model is null"));
+  EXPECT_THAT(message(torch::nn::Linear(nullptr), comm::single()), HasSubstr("The model is null"));
+  EXPECT_THAT(message(std::make_shared<Net>(), nullptr), HasSubstr("a null group"));
+  const auto outside = std::make_shared<Net>();
+  std::shared_ptr<Net> within;
+  {
+    const c10::InferenceMode inference;
+    EXPECT_THAT(message(outside, comm::single()), HasSubstr("under c10::InferenceMode"));
+    within = std::make_shared<Net>();
+  }
+  EXPECT_THAT(message(within, comm::single()), HasSubstr("was made under c10::InferenceMode"));
+}
+
 TEST(LifecycleConstructor, HalfWithoutAScaledLossIsRefusedByName) {
   nn::Linear net(3, 4);
   net->weight.set_data(net->weight.to(at::kHalf));

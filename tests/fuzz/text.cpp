@@ -1,5 +1,6 @@
 // Files that text passes through: a tokenizer.json, a chat template, lines of JSON. The first byte
 // says which.
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "tests/fuzz/fuzz.h"
@@ -31,8 +32,8 @@ void read_template(std::string_view bytes) {
   const auto messages = nlohmann::ordered_json::array(
       {{{"role", "user"}, {"content", "q"}}, {{"role", "assistant"}, {"content", "a"}}});
   try {
-    const ChatTemplate chat(bytes, "the file", {{"eos_token", "</s>"}});
-    const auto marked = chat.marked_text(messages);
+    const ChatTemplate chat(bytes, "the file", R"({"eos_token": "</s>"})");
+    const auto marked = chat.marked_text(messages.dump());
     for (const auto& [begin, end] : marked.answers)
       ensure(begin <= end && end <= marked.text.size(), "an answer within the text");
   } catch (const DataError&) {
@@ -42,8 +43,7 @@ void read_template(std::string_view bytes) {
 void read_line(std::string_view bytes) {
   if (valid_utf8(bytes) < bytes.size()) return;
   const std::optional<ChatTemplate> chat(
-      ChatTemplate("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}", "it",
-                   nlohmann::ordered_json::object()));
+      ChatTemplate("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}", "it"));
   try {
     const auto example = read_example(bytes, chat);
     for (const auto& [begin, end] : example.text.answers)

@@ -19,7 +19,35 @@ if grep -rnF -e "$source" -e "$build" "$work/moved" --include='*.cmake'; then fa
 
 cp -r "$source/examples/train_my_module" "$work/example"
 (cd "$work/moved/include" && find . -name '*.h' | sort | sed 's/\(.*\)/#include "\1"/') >"$work/example/headers.cpp" # each compiles elsewhere
-echo 'target_sources(train_my_module PRIVATE headers.cpp)' >>"$work/example/CMakeLists.txt"
+cat >"$work/example/uses.cpp" <<'END' # headers that documents name beside the umbrella, and what it must complete
+#include <zero/data/chat_template.h>
+#include <zero/data/example.h>
+#include <zero/data/labelled_text.h>
+#include <zero/models/language/generate.h>
+#include <zero/report/run_report.h>
+#include <zero/train/generate_texts.h>
+#include <zero/train/loaded_model.h>
+#include <zero/zero.h>
+
+std::string chat(const zero::ChatTemplate& chat) { return chat.text(R"([{"role": "user", "content": "Q"}])", true); }
+zero::Example example(std::string_view line) { return zero::read_example(line, zero::ChatTemplate("{{ messages[0].content }}", "here")); }
+zero::LabelledText labelled(std::string_view line) { return zero::read_labelled(line); }
+at::Tensor next(zero::LanguageModel& model, const at::Tensor& tokens) {
+  zero::KeyValueCache cache;
+  return model.logits_next(tokens, cache);
+}
+auto text(zero::LanguageModel& model, const std::vector<int64_t>& tokens) { return zero::generate(tokens, zero::cached_logits(model), {}); }
+auto texts(zero::train::LoadedModel& loaded, const std::vector<std::vector<int64_t>>& prompts) {
+  return zero::train::generate_texts(loaded.engine(), loaded.model(), prompts, {});
+}
+void report(const std::string& run) { zero::report::write_report("report.html", zero::report::report({zero::report::read_log(run)})); }
+struct Layer : torch::nn::Module {
+  Layer() { linear = register_module("linear", zero::Projection(zero::ProjectionOptions{.in = 3, .out = 2})); }
+  zero::Projection linear{nullptr};
+};
+auto adapted(Layer& layer) { return zero::add_lora(layer, {.rank = 2, .targets = {.all_linear = true}}); }
+END
+echo 'target_sources(train_my_module PRIVATE headers.cpp uses.cpp)' >>"$work/example/CMakeLists.txt"
 cmake -S "$work/example" -B "$work/example/build" -DCMAKE_PREFIX_PATH="$work/moved" "$@" >/dev/null
 cmake --build "$work/example/build"
 

@@ -230,6 +230,14 @@ TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
   EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::zeros({5}, at::kLong)), ConfigError);
   EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::zeros({6}, at::kInt)), ConfigError);
   EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight.to(at::kBFloat16), p.targets), ConfigError);
+  EXPECT_THROW(linear_cross_entropy(p.hidden.to(at::kDouble), p.weight.to(at::kDouble), p.targets),
+               ConfigError);
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, p.targets, {.logits_bytes = -1}),
+               ConfigError);
+  const auto slot = at::ones({3});
+  EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, p.targets, {.weight_slot = slot}),
+               ConfigError);
+  EXPECT_EQ(slot.numel(), 3);
   EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::full({6}, 20, at::kLong)), DataError);
   EXPECT_THROW(linear_cross_entropy(p.hidden, p.weight, at::full({6}, -1, at::kLong)), DataError);
 }

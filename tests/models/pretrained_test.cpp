@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
@@ -23,7 +25,11 @@
 #include "zero/checkpoint/weight_files.h"
 #include "zero/models/architectures.h"
 #include "zero/models/layers/initial_values.h"
+#include "zero/models/layers/projection.h"
 #include "zero/models/layers/tiled_linear.h"
+#include "zero/models/lora/lora.h"
+#include "zero/models/lora/quantised_base.h"
+#include "zero/train/adapter_files.h"
 
 namespace zero {
 namespace {
@@ -68,6 +74,7 @@ Config config(int stage, bool bf16 = false) {
 }
 
 TEST(Pretrained, EveryStageReadsTheSameWeights) {
+  const TemporaryFolder saves;
   for (const std::string name : {"llama-tied", "qwen2"}) {  // one file, and shards
     const auto folder = fixtures::folder(name).string();
     const auto expected = fixtures::variants(name).front();
@@ -79,7 +86,19 @@ TEST(Pretrained, EveryStageReadsTheSameWeights) {
         const bool first = group->rank() == 0;
         Loaded loaded(folder, config(stage), group);
         auto& engine = *loaded.engine;
-        EXPECT_THAT(message_of<Error>([&] { engine.step(); }), HasSubstr("without values"));
+        const std::function<void()> too_early[] = {
+            [&] { engine.step(); }, [&] { engine.parameter(engine.parameter_names().front()); },
+            [&] { engine.save((saves / "states").string()); },
+            [&] { engine.save_full((saves / "states.safetensors").string()); },
+            [&] { save_pretrained(engine, saves.path().string()); }};
+        for (const auto& call : too_early)
+          EXPECT_THAT(message_of<Error>(call), HasSubstr("without values"));
+        EXPECT_TRUE(fs::is_empty(saves.path()));
+        if (stage == 3) {
+          const c10::NoGradGuard no_grad;
+          EXPECT_THAT(message_of<Error>([&] { loaded.model->logits(expected.tokens); }),
+                      HasSubstr("without values"));
+        }
         const auto report = load_pretrained(engine, folder, loaded.options());
         EXPECT_THAT(report.missing, IsEmpty());
         EXPECT_THAT(report.left_over, IsEmpty());
@@ -328,6 +347,163 @@ TEST(Pretrained, AModelWhoseOnlyPartIsNamedModuleLoadsWhatItWrote) {
   EXPECT_THAT(load_pretrained(reader, folder.path().string()).left_over, IsEmpty());
   for (const auto& name : reader.parameter_names())
     EXPECT_TRUE(reader.parameter(name).equal(writer.parameter(name))) << name;
+}
+
+// A model of convolutions, whose parameters have 0 to 4 dimensions.
+struct Convolutions : torch::nn::Module {
+  Convolutions() {
+    const auto options = torch::nn::Conv2dOptions(3, 8, 3).bias(false);
+    first = register_module("first", torch::nn::Conv2d(options));
+    second = register_module("second", torch::nn::Conv2d(options));
+    scale = register_parameter("scale", torch::ones({}));
+    head = register_module("head", Projection(ProjectionOptions{.in = 4, .out = 6}));
+  }
+  torch::nn::Conv2d first{nullptr}, second{nullptr};
+  at::Tensor scale;
+  Projection head{nullptr};
+};
+
+TEST(Pretrained, PartsOfTensorsMayHaveAnyNumberOfDimensions) {
+  const std::map<std::string, TensorPlace> places{
+      {"first.weight", {.tensor = "both", .sizes = {8, 6, 3, 3}, .offsets = {0, 3, 0, 0}}},
+      {"second.weight", {.tensor = "both", .sizes = {8, 6, 3, 3}, .offsets = {0, 0, 0, 0}}},
+      {"scale", {.tensor = "factor", .sizes = {}, .offsets = {}}},
+      {"head.weight",
+       {.tensor = "turned", .sizes = {4, 6}, .offsets = {0, 0}, .transposed = true}}};
+  const TemporaryFolder folder;
+  run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+    torch::manual_seed(3);
+    Engine engine(std::make_shared<Convolutions>(), AdamW{}, config(3), group);
+    std::map<std::string, at::Tensor> values;
+    for (const auto& name : engine.parameter_names()) values[name] = engine.parameter(name);
+    save_pretrained(engine, folder.path().string(), {.places = places});
+    group->barrier();
+    const WeightFiles files(folder.path());
+    EXPECT_TRUE(files.read("both").equal(
+        at::cat({values.at("second.weight"), values.at("first.weight")}, 1)));
+    EXPECT_EQ(files.info("factor").shape, std::vector<int64_t>());
+    EXPECT_TRUE(files.read("turned").equal(values.at("head.weight").t()));
+    for (const auto& [name, value] : values) engine.set_parameter(name, torch::zeros_like(value));
+    const auto report = load_pretrained(engine, folder.path().string(), {.places = places});
+    EXPECT_THAT(report.left_over, IsEmpty());
+    for (const auto& [name, value] : values)
+      EXPECT_TRUE(engine.parameter(name).equal(value)) << name;
+    group->barrier();
+  });
+}
+
+TEST(Pretrained, OptionsThatDoNotFitAreRefusedOnEveryRankBeforeAnythingChanges) {
+  using Places = std::map<std::string, TensorPlace>;
+  const TemporaryFolder folder;
+  const auto path = folder.path().string();
+  const auto head = [](std::vector<int64_t> sizes, std::vector<int64_t> offsets) {
+    return Places{{"head.weight", {.tensor = "t", .sizes = sizes, .offsets = offsets}}};
+  };
+  const std::vector<std::pair<Places, std::string>> places{
+      {head({6, 4}, {}), "an offset for each dimension"},
+      {head({6, 4}, {3, 0}), "beyond dimension 0"},
+      {head({6, 4}, {0, -1}), "beyond dimension 1"},
+      {head({4, 6}, {0, 0}), "beyond dimension 0"},
+      {head({24}, {0}), "another number of dimensions"},
+      {{{"first.weight",
+         {.tensor = "t", .sizes = {3, 3, 3, 8}, .offsets = {0, 0, 0, 0}, .transposed = true}}},
+       "only a parameter of two dimensions"},
+      {{{"head.wieght", {.tensor = "t", .sizes = {}, .offsets = {}}}},
+       "Did you mean 'head.weight'?"}};
+  run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+    const auto model = std::make_shared<Convolutions>();
+    const Lora lora = add_lora(*model, {.rank = 2, .targets = {.all_linear = true}});
+    quantise_frozen(*model);
+    Engine engine(model, AdamW{}, config(3), group);
+    const auto matrices = quantised_weights(*model);
+    save_pretrained(engine, path, {.packed = matrices});
+    group->barrier();
+    const auto before = TemporaryFolder::read(folder / kWeightsFile);
+    const auto saves = [&](const SavePretrainedOptions& options, const std::string& message) {
+      EXPECT_THAT(message_of<ConfigError>([&] { save_pretrained(engine, path, options); }),
+                  HasSubstr(message));
+    };
+    const auto loads = [&](const PretrainedOptions& options, const std::string& message) {
+      EXPECT_THAT(message_of<ConfigError>([&] { load_pretrained(engine, path, options); }),
+                  HasSubstr(message));
+    };
+    loads({.tied = {{"other.weight", "head.wieght"}}}, "PretrainedOptions::tied names 'head.wieg");
+    loads({.added = {"head.bais"}}, "Did you mean 'head.bias'?");
+    loads({.packed = {{"head.bias", {.sizes = {6}}}}}, "has Float of shape (6)");
+    loads({.packed = {{"head.weight", {.sizes = {6, 40}}}}}, "sizes (6, 40)");
+    saves({.merged = merged_products(lora)}, "'head.weight', which keeps its values in bytes");
+    auto merged = merged_products(lora);
+    merged["first.weight"] = merged.at("head.weight");
+    saves({.packed = matrices, .merged = merged}, "to 'first.weight' of shape (8, 3, 3, 3)");
+    merged = merged_products(lora);
+    merged.at("head.weight").b = "head.lora_b.weight";
+    saves({.packed = matrices, .merged = merged}, "'head.lora_b.weight', which is none of");
+    // Parts that overlap, leave gaps, or take the name of another tensor.
+    const auto bias = [](const std::string& tensor, int64_t size) {
+      return Places{{"head.bias", {.tensor = tensor, .sizes = {size}, .offsets = {0}}}};
+    };
+    saves({.places = bias("b", 30), .packed = matrices}, "of which 24 elements belong to no");
+    saves({.places = bias("scale", 6), .packed = matrices},
+          "both be written as the tensor 'scale'");
+    const TensorPlace whole{.tensor = "c", .sizes = {8, 3, 3, 3}, .offsets = {0, 0, 0, 0}};
+    saves({.places = {{"first.weight", whole}, {"second.weight", whole}}, .packed = matrices},
+          "'first.weight' and 'second.weight' on the same elements");
+    group->barrier();
+    EXPECT_EQ(TemporaryFolder::read(folder / kWeightsFile), before);
+
+    Engine plain(std::make_shared<Convolutions>(), AdamW{}, config(3), group);
+    for (const auto& [bad, message] : places) {
+      EXPECT_THAT(message_of<ConfigError>([&] { save_pretrained(plain, path, {.places = bad}); }),
+                  HasSubstr(message));
+      EXPECT_THAT(message_of<ConfigError>([&] { load_pretrained(plain, path, {.places = bad}); }),
+                  HasSubstr(message));
+    }
+    EXPECT_TRUE(plain.parameter("scale").equal(torch::ones({})));  // the ranks are in step
+    group->barrier();
+  });
+}
+
+TEST(Pretrained, TiedTensorsOfAnySpellingAreCompared) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      register_module("embed", torch::nn::Embedding(6, 4));
+      register_parameter("weight", torch::zeros({2}));
+      auto head =
+          register_module("head", torch::nn::Linear(torch::nn::LinearOptions(4, 6).bias(false)));
+      head->weight.set_data(named_parameters()["embed.weight"].data());
+    }
+  };
+  const TemporaryFolder folder;
+  for (const std::string prefix : {"", "model."}) {
+    for (const double difference : {0.0, 1.0}) {
+      SCOPED_TRACE(prefix + std::to_string(difference));
+      SafetensorsWriter writer(folder / kWeightsFile,
+                               {{prefix + "embed.weight", at::kFloat, {6, 4}},
+                                {"head.weight", at::kFloat, {6, 4}},
+                                {"weight", at::kFloat, {2}}});
+      const auto values = torch::arange(24.0).view({6, 4});
+      writer.write(prefix + "embed.weight", values);
+      writer.write("head.weight", values + difference);
+      writer.write("weight", torch::ones({2}));
+      writer.commit();
+      for (const bool named : {false, true}) {
+        run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
+          Engine engine(std::make_shared<Tied>(), AdamW{}, config(3), group);
+          PretrainedOptions options;
+          if (named) options.tied = {{"head.weight", "embed.weight"}};
+          const auto load = [&] { load_pretrained(engine, folder.path().string(), options); };
+          if (difference == 0) {
+            load();
+            EXPECT_TRUE(engine.parameter("embed.weight").equal(values));
+          } else {
+            EXPECT_THAT(message_of<CheckpointError>(load),
+                        AllOf(HasSubstr("head.weight"), HasSubstr("embed.weight"),
+                              HasSubstr("with different values")));
+          }
+        });
+      }
+    }
+  }
 }
 
 TEST(WeightFiles, RefuseDamagedFolders) {

@@ -9,6 +9,7 @@
 #include <torch/nn.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -378,8 +379,11 @@ TEST_P(QuantisedBase, FilesThatDoNotFitAreNamed) {
   };
   EXPECT_THAT(load({}), AllOf(HasSubstr("_proj.weight"), HasSubstr("takes Byte")));
   auto sizes = quantised_weights(model->module());
-  sizes.begin()->second.sizes.front() += 1;
+  std::ranges::reverse(sizes.begin()->second.sizes);
   EXPECT_THAT(load(sizes), AllOf(HasSubstr(sizes.begin()->first), HasSubstr("shape")));
+  sizes.begin()->second.sizes.front() += 1;
+  EXPECT_THAT(message_of<ConfigError>([&] { load(sizes); }),
+              AllOf(HasSubstr(sizes.begin()->first), HasSubstr("has Byte of shape")));
 
   nn::Module net;
   net.register_parameter("codes", torch::zeros({4}, at::kInt), /*requires_grad=*/false);

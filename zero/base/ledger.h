@@ -27,7 +27,7 @@ enum class Category : uint8_t {
   host_gradients,    ///< the host tier: reduced gradients
   host_optimizer,    ///< the host tier: master weights and moments
   host_buffers,      ///< the host tier: staging, and second copies for an update beside a step
-  activations,       ///< everything else that LibTorch's CPU allocator holds (process-wide)
+  activations,       ///< the rest, of the process: 0 in a ledger; HostAllocator::usage counts it
 };
 inline constexpr size_t kCategories = 12;
 

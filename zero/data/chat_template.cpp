@@ -7,6 +7,7 @@
 #include "zero/base/error.h"
 #include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
+#include "zero/data/read_chat_template.h"
 
 namespace zero {
 namespace {
@@ -38,6 +39,25 @@ jinja::Template read_template(std::string_view text, const std::string& source) 
     throw DataError(
         fmt::format("The chat template of {} cannot be used: {}.", source, error.what()));
   }
+}
+
+// `what` says whose text it is.
+OrderedJson values_of(std::string_view json, std::string_view what, const std::string& source) {
+  try {
+    parse_json(json);  // what it refuses (keys that are named twice, depth) ordered_json does not
+    return OrderedJson::parse(json);
+  } catch (const Error& error) {
+    throw DataError(fmt::format("The {} for the chat template of {} cannot be read: the text {}.",
+                                what, source, error.what()));
+  }
+}
+
+OrderedJson variables_of(std::string_view json, const std::string& source) {
+  auto variables = values_of(json, "variables", source);
+  if (variables.is_object()) return variables;
+  throw DataError(
+      fmt::format("The variables for the chat template of {} are {}; they should be an object.",
+                  source, excerpt(json)));
 }
 
 }  // namespace
@@ -83,16 +103,36 @@ std::optional<ChatTemplate> ChatTemplate::load(const fs::path& folder) {
   for (const char* name : {"bos_token", "eos_token", "pad_token", "unk_token"}) {
     if (const auto token = special_token(folder, name); !token.empty()) variables[name] = token;
   }
-  return ChatTemplate(*text, source.string(), variables);
+  return ChatTemplate(*text, source.string(), variables.dump());
 }
 
-ChatTemplate::ChatTemplate(std::string_view text, std::string source, const OrderedJson& variables)
+ChatTemplate::ChatTemplate(std::string_view text, std::string source, std::string_view variables) {
+  auto values = variables_of(variables, source);
+  of_values_ = std::make_shared<const OfValues>(text, std::move(source), values);
+}
+
+std::string ChatTemplate::text(std::string_view messages, bool add_generation_prompt,
+                               std::string_view tools) const {
+  const auto& source = of_values_->source();
+  return of_values_->text(values_of(messages, "messages", source), add_generation_prompt,
+                          values_of(tools, "tools", source));
+}
+
+MarkedText ChatTemplate::marked_text(std::string_view messages, std::string_view tools) const {
+  const auto& source = of_values_->source();
+  return of_values_->marked_text(values_of(messages, "messages", source),
+                                 values_of(tools, "tools", source));
+}
+
+ChatTemplate::OfValues::OfValues(std::string_view text, std::string source,
+                                 const OrderedJson& variables)
     : source_(std::move(source)),
       template_(read_template(text, source_)),
       variables_(*jinja::Value::from_json(variables).dict()) {}
 
-jinja::Rendered ChatTemplate::render(const OrderedJson& messages, bool add_generation_prompt,
-                                     const OrderedJson& tools) const {
+jinja::Rendered ChatTemplate::OfValues::render(const OrderedJson& messages,
+                                               bool add_generation_prompt,
+                                               const OrderedJson& tools) const {
   try {
     auto variables = variables_;
     variables.emplace_back("messages", jinja::Value::from_json(messages));
@@ -106,12 +146,13 @@ jinja::Rendered ChatTemplate::render(const OrderedJson& messages, bool add_gener
   }
 }
 
-std::string ChatTemplate::text(const OrderedJson& messages, bool add_generation_prompt,
-                               const OrderedJson& tools) const {
+std::string ChatTemplate::OfValues::text(const OrderedJson& messages, bool add_generation_prompt,
+                                         const OrderedJson& tools) const {
   return render(messages, add_generation_prompt, tools).text;
 }
 
-MarkedText ChatTemplate::marked_text(const OrderedJson& messages, const OrderedJson& tools) const {
+MarkedText ChatTemplate::OfValues::marked_text(const OrderedJson& messages,
+                                               const OrderedJson& tools) const {
   auto rendered = render(messages, false, tools);
   MarkedText marked{std::move(rendered.text), std::move(rendered.generated)};
   if (template_.marks_generation()) return marked;

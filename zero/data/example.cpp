@@ -7,6 +7,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
+#include "zero/data/read_chat_template.h"
 #include "zero/data/utf8.h"
 
 namespace zero {
@@ -73,8 +74,9 @@ Example of_conversation(const OrderedJson& messages, const OrderedJson& object,
         "chat_template in tokenizer_config.json)");
   }
   const auto tools = object.find("tools");
-  Example example{
-      chat_template->marked_text(messages, tools == object.end() ? OrderedJson() : *tools), true};
+  Example example{chat_template->of_values().marked_text(
+                      messages, tools == object.end() ? OrderedJson() : *tools),
+                  true};
   if (example.text.answers.empty())
     throw DataError("is a conversation in which the assistant says nothing");
   return example;

@@ -33,8 +33,8 @@ void check(const PrepareOptions& options) {
   if (options.inputs.empty()) throw ConfigError("There are no text files to prepare.");
   if (options.tokenizer == "bpe" &&
       (options.vocab_size < kLeastVocabulary || options.vocab_size > 65536)) {
-    throw ConfigError(fmt::format("--vocab-size is {}; it must be {} to 65536.", options.vocab_size,
-                                  kLeastVocabulary));
+    throw ConfigError(fmt::format("The vocabulary size is {}; it must be {} to 65536.",
+                                  options.vocab_size, kLeastVocabulary));
   }
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
     throw ConfigError(fmt::format("The validation fraction is {}; it must be between 0 and 1.",
@@ -43,10 +43,11 @@ void check(const PrepareOptions& options) {
 }
 
 [[noreturn]] void refuse(const RoundTrip& round_trip) {
-  throw DataError(fmt::format(
-      "The tokenizer does not keep the text: {}. Use --tokenizer bpe, which is trained on the text "
-      "and keeps all of it, or a sentencepiece model with byte fallback.",
-      round_trip.difference()));
+  throw DataError(
+      fmt::format("The tokenizer does not keep the text: {}. Use the tokenizer \"bpe\", which is "
+                  "trained on the "
+                  "text and keeps all of it, or a sentencepiece model with byte fallback.",
+                  round_trip.difference()));
 }
 
 bool decode(const Tokenizer& tokenizer, std::span<const uint32_t> tokens, RoundTrip& text) {
@@ -109,16 +110,16 @@ void check_replaceable(const fs::path& folder, bool overwrite) {
   };
   std::error_code error;
   if (!fs::is_directory(folder, error) || fs::is_empty(folder, error)) return;
-  if (!overwrite) refuse("is not empty. Give another --out, or --overwrite to replace it");
+  if (!overwrite) refuse("is not empty. Give another, or overwrite it (--overwrite)");
   if (!fs::exists(folder / "meta.json", error))
-    refuse("holds no meta.json, so no preparation wrote it. Give another --out");
+    refuse("holds no meta.json, so no preparation wrote it. Give another");
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename();
     if (std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles)) continue;
-    refuse(fmt::format(
-        "holds {}, which no preparation writes. Give another --out, or move that away", name));
+    refuse(fmt::format("holds {}, which no preparation writes. Give another, or move that away",
+                       name));
   }
-  if (error) refuse(fmt::format("cannot be listed: {}. Give another --out", error.message()));
+  if (error) refuse(fmt::format("cannot be listed: {}. Give another", error.message()));
 }
 
 void write_numbers(const fs::path& path, std::span<const int32_t> numbers) {
@@ -182,15 +183,15 @@ Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& train
       }
       throw DataError(fmt::format(
           "The text has too few different words for a byte-pair encoding of {} tokens: {} are the "
-          "most. Give {}--tokenizer bytes.",
+          "most. Give {}the tokenizer \"bytes\".",
           options.vocab_size, *most,
-          *most < kLeastVocabulary ? "" : fmt::format("--vocab-size {}, or ", *most)));
+          *most < kLeastVocabulary ? "" : fmt::format("a vocabulary of {}, or ", *most)));
     }
   } else {
     std::error_code error;
     if (!fs::exists(options.tokenizer, error)) {
       throw DataError(fmt::format(
-          "--tokenizer is {}; it should be bpe, bytes, the file of a sentencepiece model, a "
+          "The tokenizer is {}; it should be bpe, bytes, the file of a sentencepiece model, a "
           "tokenizer.json, or a folder with one.",
           options.tokenizer));
     }
@@ -218,7 +219,7 @@ PrepareResult prepare(const PrepareOptions& options) {
   const bool by_lines = options.json_lines || options.classify;
   if (by_lines && source.empty()) {
     throw ConfigError(
-        fmt::format("--tokenizer is {}; JSON lines need a tokenizer.json, or a folder with one.",
+        fmt::format("The tokenizer is {}; JSON lines need a tokenizer.json, or a folder with one.",
                     options.tokenizer));
   }
   const TextFiles text(options.inputs, !by_bytes);
@@ -229,7 +230,7 @@ PrepareResult prepare(const PrepareOptions& options) {
   if (!options.whole && (boundary == 0 || boundary == text.size())) {
     throw DataError(
         fmt::format("The {} split would be empty: {} bytes of text have no line that starts in "
-                    "their last {}. Give more text, or a --validation that takes {}.",
+                    "their last {}. Give more text, or a share for validation that takes {}.",
                     boundary == 0 ? "training" : "validation", text.size(), validation,
                     boundary == 0 ? "less" : "a line at least (0.5: the second half)"));
   }

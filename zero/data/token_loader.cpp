@@ -24,7 +24,10 @@ void check(const LoaderOptions& options) {
   if (options.micro_batch <= 0)
     throw ConfigError(
         fmt::format("The micro-batch is {}; it must be positive.", options.micro_batch));
-  ensure(options.rank >= 0 && options.rank < options.world_size, "a rank within the world");
+  if (options.rank < 0 || options.rank >= options.world_size) {
+    throw ConfigError(fmt::format("The rank is {} of {}; it must be at least 0 and below that.",
+                                  options.rank, options.world_size));
+  }
 }
 
 // Returns whether nobody but `tensor` itself can see its values; autograd may hold the tensor or a
@@ -64,7 +67,8 @@ LoaderState LoaderState::from_json(std::string_view json) {
 TokenLoader::TokenLoader(TokenRange tokens, const LoaderOptions& options)
     : tokens_(std::move(tokens)), options_(options) {
   check(options_);
-  ensure(tokens_.tokens != nullptr, "a range of tokens");
+  if (tokens_.tokens == nullptr)
+    throw ConfigError("The loader was given a range of no tokens: TokenRange::tokens is null.");
   const auto file = tokens_.tokens->name();
   sequences_ = std::max<int64_t>(0, tokens_.size() - 1) / options_.sequence;
   if (sequences_ == 0) {

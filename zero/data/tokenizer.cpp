@@ -24,6 +24,13 @@ Tokenizer Tokenizer::load(const fs::path& path) {
                     "folder of a model with its tokenizer.",
                     path.string()));
   }
+  if (!fs::exists(path, error)) {
+    throw DataError(
+        fmt::format("The tokenizer {} does not exist. Give a tokenizer.json, the file of a "
+                    "sentencepiece model, "
+                    "or a folder with one.",
+                    path.string()));
+  }
   return Tokenizer(path.extension() == ".json" ? tokenizers::json_codec(path)
                                                : tokenizers::sentencepiece_codec(path));
 }

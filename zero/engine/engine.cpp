@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/ops/full_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -56,10 +57,29 @@ Engine::Impl::~Impl() {
   recording.stop(flows);
 }
 
+namespace {
+
+// Returns the group that an Engine was given, where one can be made.
+std::shared_ptr<comm::Group> checked(std::shared_ptr<comm::Group> group) {
+  if (group == nullptr) {
+    throw ConfigError(
+        "The Engine was given a null group. Give what zero::init returns, or leave the argument "
+        "out to train in one process.");
+  }
+  if (c10::InferenceMode::is_enabled()) {
+    throw ConfigError(
+        "An Engine cannot be constructed under c10::InferenceMode: its tensors could not be "
+        "written or trained later. Construct it outside; forward passes may run under it.");
+  }
+  return group;
+}
+
+}  // namespace
+
 Engine::Engine(NamedTensors tensors, std::vector<ParameterGroup> groups, Config config,
                std::shared_ptr<comm::Group> group)
-    : impl_(
-          std::make_shared<Impl>(std::move(tensors), groups, std::move(config), std::move(group))) {
+    : impl_(std::make_shared<Impl>(std::move(tensors), groups, std::move(config),
+                                   checked(std::move(group)))) {
   if (pager() == nullptr) impl_->plan.model().allow_take_over([this] { release(); });
 }
 

@@ -102,7 +102,10 @@ void Flows::make_gather(const EnginePlan& plan, const MemoryBudget& memory,
                           .disk = {.ahead_bytes = config.offload_param.buffer_count * slice_bytes,
                                    .slice_bytes = slice_bytes},
                           .rethrow = plan.model().rethrow(),
-                          .touched = [&recording] { recording.touched(); }});
+                          .touched = [&plan, &recording] {
+                            plan.model().check_values("An operator on a parameter");
+                            recording.touched();
+                          }});
 }
 
 void Flows::move_in(const EnginePlan& plan) {

@@ -34,6 +34,7 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Ac
     impl_->parameters.push_back(*found);
     units.insert(plan.layout().unit_of(impl_->parameters.back()));
   }
+  if (access == Access::read) plan.model().check_values("zero::Gathered");
   // An update that began before must not overwrite the writes of this scope.
   if (access == Access::write) {
     engine.impl_->changes.check_trains("A write in zero::Gathered");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <variant>
 
 #include "zero/base/error.h"
@@ -51,6 +52,12 @@ size_t HyperParameters::checked(size_t index) const {
 
 void HyperParameters::set_lr(double lr, size_t index) {
   auto& changed = in_force(index);
+  if (!std::isfinite(lr) || lr < 0) {
+    throw ConfigError(fmt::format(
+        "Engine::set_lr was given the learning rate {} for parameter group {}; it must be a number "
+        "of at least 0. The rate stays {}.",
+        lr, index, changed.lr));
+  }
   changed.lr = lr;
   if (const auto beside = model_.beside_matrices_of(index)) {
     const double given = optim::lr(changed.optimizer);

@@ -167,6 +167,12 @@ void Model::take_names(const NamedTensors& tensors) {
                       "module to the CPU before constructing the Engine.",
                       name));
     }
+    if (tensor.is_inference()) {
+      throw ConfigError(
+          fmt::format("Parameter '{}' was made under c10::InferenceMode, which keeps no version of "
+                      "it. Build the module outside of that mode.",
+                      name));
+    }
     if (!parameters_.empty() && tensor.device() != device()) {
       throw ConfigError(
           fmt::format("Parameter '{}' is on {}, but '{}' is on {}. Move the module to one device "
@@ -373,9 +379,13 @@ void Model::part_from_matrices() {
   }
 }
 
+std::optional<int64_t> Model::find(const std::string& name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? std::nullopt : std::optional(found->second);
+}
+
 int64_t Model::index_of(std::string_view name) const {
-  if (const auto found = index_.find(std::string(name)); found != index_.end())
-    return found->second;
+  if (const auto found = find(std::string(name))) return *found;
   std::vector<std::string> known;
   for (const auto& entry : index_) known.push_back(entry.first);
   throw ConfigError(
@@ -623,6 +633,15 @@ int64_t Model::version(int64_t index) const {
   return sum;
 }
 
+void Model::check_values(std::string_view what) const {
+  if (!awaits_values_) return;
+  throw Error(
+      fmt::format("{} of a model that was built without values (NamedTensors::values_follow), and "
+                  "none were loaded since. Call load_pretrained, Engine::load or Engine::load_full "
+                  "before.",
+                  what));
+}
+
 void Model::check() const {
   if (evaluates_) {
     throw Error(
@@ -630,11 +649,7 @@ void Model::check() const {
         "(Engine::optimizer_eval), which are not those that the optimizer trains. Call "
         "Engine::optimizer_train before the pass.");
   }
-  if (awaits_values_) {
-    throw Error(
-        "The model was built without values (NamedTensors::values_follow), and none were loaded "
-        "since. Call load_pretrained, Engine::load or Engine::load_full before the first pass.");
-  }
+  check_values("A backward pass or a step");
   for (const auto& shown : shown_) {
     const auto& tensor = shown.tensor;
     if (storage_of(tensor) != shown.storage.unsafeGetStorageImpl() ||

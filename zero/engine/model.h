@@ -83,6 +83,8 @@ class Model {
   void move_buffers(std::optional<at::ScalarType> dtype) const;
   /// Returns the index of a parameter by any of its names. Throws ConfigError naming the nearest.
   int64_t index_of(std::string_view name) const;
+  /// Returns the index of a parameter by any of its names.
+  std::optional<int64_t> find(const std::string& name) const;
   /// Returns the index of a parameter by any of its tensors.
   std::optional<int64_t> find(const at::Tensor& tensor) const;
   /// Returns whether the parameter required a gradient when the engine was made.
@@ -126,6 +128,8 @@ class Model {
   bool awaits_values() const { return awaits_values_; }
   /// Returns whether a parameter has no values, before they are given.
   bool is_absent(int64_t index) const;
+  /// Throws Error where that is so; `what` begins its sentence.
+  void check_values(std::string_view what) const;
   /// All states were replaced.
   void has_values() { awaits_values_ = false; }
 

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "zero/base/error.h"
+
 namespace zero {
 
 struct NamedTensors {
@@ -23,13 +25,16 @@ struct NamedTensors {
   /// language knows. Null: the exception leaves unchanged.
   std::function<void()> rethrow = {};
   /// Parameters without memory (of a model built in a WithoutValues scope) are taken: the engine
-  /// makes their shards, and refuses to train before `load_pretrained`, `Engine::load` or another
-  /// function has filled them. False: such a parameter is refused.
+  /// makes their shards, and refuses to train, to read parameters and to save before
+  /// `load_pretrained`, `Engine::load` or another function has filled them. At stage 3 an operator
+  /// on one throws too; at the others it would compute with zeros. False: such a parameter is
+  /// refused.
   bool values_follow = false;
 };
 
 /// Returns the parameters and buffers of a torch::nn::Module (object, pointer or holder) or of a
-/// TorchScript module. A template, so that this header needs neither's headers.
+/// TorchScript module. A template, so that this header needs neither's headers. Throws ConfigError
+/// for a null pointer or an empty holder.
 template <class Model>
 NamedTensors named_tensors(const Model& model) {
   const auto collect = [](auto&& list) {
@@ -58,6 +63,11 @@ NamedTensors named_tensors(const Model& model) {
     tensors.buffers = collect(module.named_buffers());
   };
   if constexpr (requires { model->named_parameters(); }) {
+    if (!model) {
+      throw ConfigError(
+          "The model is null: a pointer to no module, or an empty holder. Construct the module "
+          "before the Engine.");
+    }
     take(*model);
     if constexpr (requires { model.ptr(); }) {
       tensors.again = again(model.ptr());  // a holder

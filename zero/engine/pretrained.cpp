@@ -18,6 +18,7 @@
 #include "zero/checkpoint/weight_files.h"
 #include "zero/comm/agreement.h"
 #include "zero/engine/engine_impl.h"
+#include "zero/engine/pretrained_options.h"
 #include "zero/engine/weights_source.h"
 
 namespace zero {
@@ -28,6 +29,7 @@ PretrainedReport Engine::load_weights_of(const std::string& path, const Pretrain
                                          std::string_view label) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
+  comm::agree<ConfigError>(group(), label, [&] { check_options(parameter_infos(), options); });
   PretrainedReport report;
   impl_->load_states(label, [&] { return open_weights(impl_->parts(), path, options, report); });
   return report;
@@ -43,8 +45,6 @@ PretrainedReport load_pretrained(Engine& engine, const std::string& path,
 }
 
 namespace {
-
-using Places = std::map<std::string, TensorPlace>;
 
 /// Makes the values that are written of parameters: reads packed matrices back, and adds
 /// low-rank products.
@@ -62,15 +62,6 @@ class Merging {
         if (engine.group().rank() == 0) factors_[factor] = value;
       }
     }
-  }
-
-  bool is_factor(const std::string& name) const { return factors_.contains(name); }
-
-  /// Says how a parameter is written.
-  TensorInfo written(TensorInfo info) const {
-    if (const auto packed = packed_.find(info.name); packed != packed_.end())
-      return {std::move(info.name), dtype_, packed->second.sizes};
-    return info;
   }
 
   at::Tensor merged(const std::string& name, const at::Tensor& full) const {
@@ -110,22 +101,6 @@ class Merging {
   at::ScalarType dtype_;
   std::map<std::string, at::Tensor> factors_;  // undefined on other ranks
 };
-
-/// The tensors in the order in which they are complete.
-std::vector<TensorInfo> tensors_of(const Engine& engine, const Places& places,
-                                   const Merging& merging) {
-  std::vector<TensorInfo> tensors;
-  for (auto& info : engine.parameter_infos()) {
-    if (merging.is_factor(info.name)) continue;
-    const auto place = places.find(info.name);
-    if (place == places.end()) {
-      tensors.push_back(merging.written(std::move(info)));
-    } else if (tensors.empty() || tensors.back().name != place->second.tensor) {
-      tensors.push_back({place->second.tensor, info.dtype, place->second.sizes});
-    }
-  }
-  return tensors;
-}
 
 /// Puts tensors together; the parts of one come one after the other, so that few are held.
 class Assembly {
@@ -190,8 +165,14 @@ class ShardedWriter {
     ++next_;
   }
 
-  /// Writes the index, and removes the weights that were there before.
+  /// Writes the index, and removes the weights that were there before. Throws CheckpointError, and
+  /// removes nothing, unless all tensors were written.
   void finish() {
+    if (next_ < shards_.size()) {
+      throw CheckpointError(
+          fmt::format("The tensor '{}' was not written to {}, whose files stay as they were.",
+                      shards_[next_][written_].name, folder_.string()));
+    }
     if (shards_.size() > 1) {
       std::map<std::string, std::string> files;
       for (size_t i = 0; i < shards_.size(); ++i) {
@@ -243,22 +224,25 @@ void save_pretrained(Engine& engine, const std::string& folder,
     throw ConfigError(fmt::format("SavePretrainedOptions::shard_bytes is {}; it must be positive.",
                                   options.shard_bytes));
   }
+  const auto written = comm::agree<ConfigError>(engine.group(), "save_pretrained", [&] {
+    return written_tensors(engine.parameter_infos(), options, engine.config().parameter_dtype());
+  });
   const bool writes = engine.group().rank() == 0;
   std::exception_ptr failure;
   const auto attempt = [&](const auto& body) {
     if (!writes || failure) return;
     try {
       body();
-    } catch (const Error&) {
+    } catch (...) {
       failure = std::current_exception();  // the walk over the parameters is collective: it goes on
     }
   };
   const c10::NoGradGuard no_grad;
   const Merging merging(engine, options);
-  ShardedWriter files(folder, tensors_of(engine, options.places, merging), options.shard_bytes);
+  ShardedWriter files(folder, written.tensors, options.shard_bytes);
   Assembly assembly;
   engine.visit_parameters([&](const std::string& name, const at::Tensor& full) {
-    if (merging.is_factor(name)) return;
+    if (written.factors.contains(name)) return;
     attempt([&] {
       const auto value = merging.merged(name, full);
       const auto place = options.places.find(name);

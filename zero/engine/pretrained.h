@@ -49,9 +49,11 @@ struct PretrainedReport {
 /// quantised from the file's values, piece by piece: of NF4 the ranks that own a part of its scales
 /// read it whole, and keep 1 of 64 numbers. Collective.
 ///
-/// Throws CheckpointError on every rank, and changes nothing, if files are damaged, if a tensor has
-/// another shape, if tied ones differ, or if parameters are missing; it lists them. So it does with
-/// `allow_missing` where a missing one has no values to keep (NamedTensors::values_follow).
+/// Throws ConfigError on every rank, and reads nothing, if the options name no parameter, or a
+/// place where its values do not lie. Throws CheckpointError on every rank, and changes nothing, if
+/// files are damaged, if a tensor has another shape, if tied ones differ, or if parameters are
+/// missing; it lists them. So it does with `allow_missing` where a missing one has no values to
+/// keep (NamedTensors::values_follow).
 PretrainedReport load_pretrained(Engine& engine, const std::string& path,
                                  const PretrainedOptions& options = {});
 
@@ -69,7 +71,8 @@ struct MergedProduct {
 };
 
 struct SavePretrainedOptions {
-  /// As PretrainedOptions::places. The parameters of one tensor come one after the other.
+  /// As PretrainedOptions::places. The parameters of one tensor make it whole together. It is in
+  /// memory from the first of them to the last.
   std::map<std::string, TensorPlace> places{};
   /// As PretrainedOptions::packed: they are written in the engine's dtype for parameters.
   std::map<std::string, PackedMatrix> packed{};
@@ -85,8 +88,9 @@ struct SavePretrainedOptions {
 /// `model.safetensors`, or `model-00001-of-0000N.safetensors` and their index where there are more
 /// than `shard_bytes`. Rank 0 writes to the folder, which exists, with one unit at a time in
 /// memory, and with the matrices of all `merged` products, in fp32. Each file is whole or absent.
-/// Weights of an earlier call go when the new ones are there. Collective. Throws CheckpointError on
-/// every rank where the disk is full.
+/// Weights of an earlier call go when the new ones are there. Collective. Throws ConfigError on
+/// every rank, and writes nothing, if the options name no parameter, do not fit its shape, or leave
+/// a part of a tensor without values; throws CheckpointError on every rank where the disk is full.
 void save_pretrained(Engine& engine, const std::string& folder,
                      const SavePretrainedOptions& options = {});
 

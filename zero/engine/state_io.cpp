@@ -110,7 +110,8 @@ void Engine::Impl::load_states(std::string_view label,
     progress.set_steps(loaded.steps);
     progress.loss_scale() = loaded.loss_scale;
     flows.update().steps() = std::move(loaded.parameter_steps);
-    restore(parts(), *source, delayed);
+    // A file that cannot be read any more fails on every rank.
+    comm::agree<CheckpointError>(plan.group(), label, [&] { restore(parts(), *source, delayed); });
     plan.model().has_values();
   });
   if (delayed) flows.schedule().resume_delayed();
@@ -146,6 +147,7 @@ void Engine::save(const std::string& folder, const Attached& attached, const Sav
   constexpr const char* kLabel = "Engine::save";
   auto& impl = *impl_;
   auto& group = impl.plan.group();
+  impl.plan.model().check_values(kLabel);
   impl.changes.at_boundary(kLabel);
   on_trained(impl.evaluation, [&] {
     const bool beside = options.background && impl.may_save_beside();
@@ -283,6 +285,7 @@ void Engine::save_full(const std::string& path) {
   const c10::NoGradGuard no_grad;
   const HostScope not_refused;
   auto& impl = *impl_;
+  impl.plan.model().check_values("Engine::save_full");
   impl.changes.at_boundary("Engine::save_full");
   on_trained(impl.evaluation, [&] {
     impl.changes.settle_update("Engine::save_full");

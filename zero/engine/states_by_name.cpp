@@ -75,6 +75,7 @@ at::Tensor Engine::parameter(std::string_view name) {
   const Aside aside;
   auto& impl = *impl_;
   const Asked asked(impl.plan, name);
+  impl.plan.model().check_values("Engine::parameter");
   impl.changes.change_parameters("Engine::parameter");  // the user's writes so far count
   const auto& table = impl.flows.table();
   return asked.picked(table, impl.plan.trainable(asked.unit)
@@ -141,6 +142,7 @@ at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state
   const Aside aside;
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "optimizer state");
+  impl.plan.model().check_values("Engine::optimizer_state");
   impl.changes.check_between_steps("Engine::optimizer_state");
   impl.changes.complete_update("Engine::optimizer_state");
   const auto& factored = impl.flows.factored();
@@ -177,6 +179,7 @@ void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const Aside aside;
   const auto& plan = impl_->plan;
+  plan.model().check_values("Engine::visit_parameters");
   impl_->changes.change_parameters("Engine::visit_parameters");
   int64_t gathered = -1;
   at::Tensor unit;

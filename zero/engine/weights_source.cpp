@@ -2,6 +2,7 @@
 
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +17,7 @@
 #include "zero/checkpoint/weight_files.h"
 #include "zero/engine/flat.h"
 #include "zero/engine/matrix_packer.h"
+#include "zero/engine/pretrained_options.h"
 
 namespace zero {
 
@@ -112,12 +114,17 @@ class WeightsSource final : public StateSource {
     const bool is_part = place != options.places.end();
     const auto packed = options.packed.find(model.name(p));
     const bool packs = packed != options.packed.end();
-    Found found{.tensor = find(is_part ? std::vector{place->second.tensor} : model.names_of(p)),
+    Found found{.tensor = is_part ? find({place->second.tensor}) : find(model.names_of(p), p),
                 .is_part = is_part,
                 .place = is_part ? place->second : TensorPlace{},
                 .packed = packs ? packed->second.format : BaseFormat::as_they_are};
+    auto others = is_part ? std::vector<std::string>() : model.names_of(p);
     for (const auto& [name, parameter] : options.tied) {
-      const auto also = parameter == model.name(p) ? find({name}) : std::string();
+      if (parameter == model.name(p)) others.push_back(name);
+    }
+    // The spellings of one name at a time: a name that is found hides the others no longer.
+    for (const auto& name : others) {
+      const auto also = find({name}, p);
       if (also.empty()) continue;
       if (found.tensor.empty()) found.tensor = also;
       check_tied(p, found.tensor, also);
@@ -136,10 +143,12 @@ class WeightsSource final : public StateSource {
     return found;
   }
 
-  // The first of the names, or of their spellings, that the files have.
-  std::string find(const std::vector<std::string>& names) {
+  // The first of the names, or of their spellings, that the files have; `of`: but not one that is
+  // the name of another parameter.
+  std::string find(const std::vector<std::string>& names, std::optional<int64_t> of = {}) {
     for (auto& name : spellings(names)) {
       if (!files_.contains(name)) continue;
+      if (of && parts_.model.find(name).value_or(*of) != *of) continue;
       used_.insert(name);
       return std::move(name);
     }
@@ -157,15 +166,23 @@ class WeightsSource final : public StateSource {
         any ? "any floating-point dtype" : c10::toString(dtype), shape_text(sizes)));
   }
 
-  // The ranks look at their own elements, which together are all.
-  void check_tied(int64_t p, const std::string& one, const std::string& other) const {
+  // The ranks look at their own elements, which together are all; where a parameter has other
+  // elements than the tensors, each looks at all, once.
+  void check_tied(int64_t p, const std::string& one, const std::string& other) {
+    if (one == other) return;
     auto mine = parts_.table.owned_part(p);  // in elements of the unit
     const int64_t offset = parts_.layout.segment_of(p).offset;
     mine = {mine.begin - offset, mine.end - offset};
+    const int64_t numel = c10::multiply_integers(files_.info(one).shape);
+    if (numel != parts_.model.parameter(p).numel()) {
+      mine = {0, numel};
+      if (!same_.emplace(one, other).second) return;
+    }
     const auto refuse = [&] {
       throw CheckpointError(
           fmt::format("{} holds '{}' and '{}' with different values, but the model ties them. Set "
-                      "tie_word_embeddings to false in its config.json.",
+                      "tie_word_embeddings to false in its config.json, or give a module of your "
+                      "own two tensors.",
                       files_.path().string(), one, other));
     };
     if (files_.info(one).shape != files_.info(other).shape) refuse();
@@ -193,20 +210,23 @@ class WeightsSource final : public StateSource {
     return parts_.table.read(unit, state, {first + elements.begin, first + elements.end}).clone();
   }
 
-  // A part of a matrix, of the shape of `like`, read some whole rows at a time.
+  // A part of a tensor, of the shape of `like`, read some whole rows at a time.
   at::Tensor part(const TensorPlace& place, const at::Tensor& like) const {
-    if (place.sizes.size() == 1) return files_.read(place.tensor, place.offsets[0], like.numel());
-    const int64_t height = place.transposed ? like.size(1) : like.size(0);
-    const int64_t width = place.transposed ? like.size(0) : like.size(1);
-    const int64_t columns = place.sizes[1];
-    auto values = at::empty({height, width}, files_.info(place.tensor).dtype);
-    const int64_t rows = std::max<int64_t>(1, kRowPiece / columns);
-    for (int64_t begin = 0; begin < height; begin += rows) {
-      const int64_t count = std::min(rows, height - begin);
-      const auto piece =
-          files_.read(place.tensor, (place.offsets[0] + begin) * columns, count * columns);
-      values.narrow(0, begin, count)
-          .copy_(piece.view({count, columns}).narrow(1, place.offsets[1], width));
+    if (place.sizes.empty()) return files_.read(place.tensor);
+    const auto shape = shape_in(place, like.sizes().vec());
+    auto values = at::empty(shape, files_.info(place.tensor).dtype);
+    if (values.numel() == 0) return values;
+    const int64_t row = c10::multiply_integers(place.sizes) / place.sizes.front();
+    const int64_t rows = std::max<int64_t>(1, kRowPiece / row);
+    for (int64_t begin = 0; begin < shape.front(); begin += rows) {
+      const int64_t count = std::min(rows, shape.front() - begin);
+      auto sizes = place.sizes;
+      sizes.front() = count;
+      auto piece =
+          files_.read(place.tensor, (place.offsets.front() + begin) * row, count * row).view(sizes);
+      for (size_t d = 1; d < shape.size(); ++d)
+        piece = piece.narrow(static_cast<int64_t>(d), place.offsets[d], shape[d]);
+      values.narrow(0, begin, count).copy_(piece);
     }
     return place.transposed ? values.t() : values;
   }
@@ -229,7 +249,8 @@ class WeightsSource final : public StateSource {
   std::vector<Found> places_;         // by parameter
   std::vector<std::string> buffers_;  // their tensors; empty where the files have none
   std::set<std::string> used_;
-  mutable std::string packer_of_;  // the tensor that this quantises
+  std::set<std::pair<std::string, std::string>> same_;  // tied tensors that were compared whole
+  mutable std::string packer_of_;                       // the tensor that this quantises
   mutable std::optional<MatrixPacker> packer_;
 };
 

@@ -106,10 +106,10 @@ Pager::Pin Pager::touch(std::span<const int64_t> units, bool differentiable) {
 Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
   std::unique_lock lock(mutex_);
   counts_.touches += static_cast<int64_t>(units.size());
+  if (!units.empty()) source_.touched(units.front());
   Pin pin(this, {}, Plan::kNever);
   in_step_ = in_step_ || differentiable;
   if (in_step_) pin.position_ = advance(lock, units);
-  if (!units.empty()) source_.touched(units.front());
   for (const int64_t unit : units) {
     try {
       acquire(lock, unit);

@@ -64,7 +64,8 @@ class UnitSource {
   /// tier may then begin to fetch its part. Returns false if it can take no more now. Called with
   /// the pager's lock held, so it must not wait for other ranks.
   virtual bool expect(int64_t /*unit*/) { return false; }
-  /// Says that an operator is about to use `unit`. Called often, with the pager's lock held.
+  /// Says that an operator is about to use `unit`, which an exception refuses. Called often, with
+  /// the pager's lock held.
   virtual void touched(int64_t /*unit*/) {}
   /// Returns whether full units lie in memory that this rank can read. Then `view` is called, and
   /// `gather` never.

@@ -8,7 +8,7 @@
 #include "zero/base/error.h"
 #include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
-#include "zero/data/chat_template.h"
+#include "zero/data/read_chat_template.h"
 #include "zero/engine/pretrained.h"
 #include "zero/models/architectures.h"
 #include "zero/models/layers/initial_values.h"

@@ -20,11 +20,11 @@
 #include "zero/checkpoint/tensor_place.h"
 #include "zero/models/language/encoder.h"
 #include "zero/models/language/layer_sequence.h"
+#include "zero/models/layers/key_value_cache.h"
 #include "zero/models/recompute/recompute.h"
 
 namespace zero {
 
-class KeyValueCache;
 class LanguageModel;
 
 /// Bytes that a forward pass keeps for backward, as far as they are known beforehand.

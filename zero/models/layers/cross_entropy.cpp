@@ -293,6 +293,12 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor&
         "not {}.",
         options.divisor));
   }
+  if (options.logits_bytes < 0) {
+    throw ConfigError(
+        fmt::format("linear_cross_entropy takes logits_bytes above 0, or 0 for the size that suits "
+                    "the device, not {}.",
+                    options.logits_bytes));
+  }
   const auto shape = [](const at::Tensor& tensor) {
     return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
   };
@@ -314,13 +320,25 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor&
   }
   const bool goes_along =
       cast ? autocast_dtype(weight).has_value() : hidden.scalar_type() == weight.scalar_type();
-  if (!goes_along || !at::isFloatingType(hidden.scalar_type()) ||
-      targets.scalar_type() != at::kLong) {
+  const auto dtype = hidden.scalar_type();
+  const bool computes = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+  if (!goes_along || !computes || targets.scalar_type() != at::kLong) {
     throw ConfigError(
-        fmt::format("linear_cross_entropy takes hidden and weight of one floating-point dtype and "
-                    "targets of Long, not {}, {} and {}.",
+        fmt::format("linear_cross_entropy takes hidden and weight of one dtype (Float, BFloat16 or "
+                    "Half) and targets of Long, not {}, {} and {}.",
                     c10::toString(hidden.scalar_type()), c10::toString(weight.scalar_type()),
                     c10::toString(targets.scalar_type())));
+  }
+  const auto& slot = options.weight_slot;
+  if (slot.defined() &&
+      (slot.scalar_type() != weight.scalar_type() || slot.device() != weight.device() ||
+       (slot.numel() > 0 && slot.sizes() != weight.sizes()))) {
+    throw ConfigError(fmt::format(
+        "linear_cross_entropy takes a weight_slot that is empty, or of the weight's shape, and of "
+        "its dtype; the weight is {} of {}, the slot {} of {}. Give at::empty({{0}}, "
+        "weight.options()).",
+        c10::toString(weight.scalar_type()), shape(weight), c10::toString(slot.scalar_type()),
+        shape(slot)));
   }
 }
 

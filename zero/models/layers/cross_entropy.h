@@ -18,8 +18,9 @@ struct LinearCrossEntropyOptions {
   /// 1].
   double label_smoothing = 0;
   /// The sum of the rows' losses is divided by this; 0: by the number of rows with a target. For a
-  /// mean over all the tokens of a step give that number times the ranks, over the micro-batches
-  /// of all ranks: the engine averages over both.
+  /// mean over all the tokens of a step (of all ranks and all their micro-batches) give their
+  /// number divided by the number of those micro-batches, N ranks times k of each: the engine
+  /// averages the losses of all N k micro-batches.
   double divisor = 0;
   /// Backward leaves the gradient of `weight` here instead of passing it on, if defined: a slot of
   /// Note [Tied gradient] in tied_embedding.h, in whose memory it is computed.
@@ -46,7 +47,7 @@ struct LinearCrossEntropyOptions {
 /// is kept (but for weight_in_backward); the gradients of `hidden` and `weight` are held until
 /// backward. Hence backward can run
 /// once: a second one, or a derivative of the derivative, throws zero::Error. Throws ConfigError
-/// for shapes or dtypes that do not fit.
+/// for numbers, shapes or dtypes that do not fit.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

@@ -7,8 +7,8 @@ namespace zero {
 
 /// While it lives, the models that this thread builds draw no weights: a matrix has its shape and
 /// no memory, and an operator that needs its values throws an error that says so. An Engine takes
-/// such a model where NamedTensors::values_follow says so, and its values come from files
-/// (zero::load_pretrained). Scopes nest.
+/// such a model where NamedTensors::values_follow says so (which says what it refuses until then),
+/// and its values come from files (zero::load_pretrained). Scopes nest.
 class WithoutValues {
  public:
   WithoutValues();
