@@ -96,7 +96,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       ->check(CLI::IsMember(std::vector<std::string>(kVaried.begin(), kVaried.end())))
       ->type_name("LIST");
   parser.add_option("--tries", o.tries, "Candidates of the first round")->check(positive());
-  parser.add_option("--steps", o.steps, "Steps of each of them, behind two to warm up")
+  parser.add_option("--steps", o.steps, "Steps of each of them, at least 3, behind two to warm up")
       ->check(positive());
   parser.add_option("--config", o.config, "Other settings of the runs")->type_name("FILE");
   parser
@@ -231,10 +231,7 @@ plan::Speed speed_of(const fs::path& run) {
   for (const auto& step : report::read_log(run).steps) {
     if (step.step > kWarmUp && std::isfinite(step.step_ms)) seconds.push_back(step.step_ms * 1e-3);
   }
-  if (seconds.empty()) return {.failure = "Its log has no steps."};
-  std::ranges::sort(seconds);
-  const auto at = [&](size_t quarters) { return seconds[(seconds.size() - 1) * quarters / 4]; };
-  return {.seconds = at(2), .spread = (at(3) - at(1)) / 2};
+  return plan::speed_of_steps(std::move(seconds));
 }
 
 class Tuning {
@@ -270,7 +267,8 @@ class Tuning {
     for (const auto& each : earlier.value("tries", Json::array())) {
       if (each.contains("failure")) continue;  // its cause may be gone
       known_[{each.value("configuration", ""), each.value("steps", int64_t{0})}] = {
-          .seconds = each.value("seconds", 0.0), .spread = each.value("spread", 0.0)};
+          .seconds = each.value("seconds", 0.0),
+          .standard_error = each.value("standard_error", 0.0)};
     }
     if (!known_.empty())
       fmt::print("{} has {} tries, which are not made again\n", file.string(), known_.size());
@@ -293,9 +291,9 @@ class Tuning {
     const auto& speed = found->second;
     fmt::print("{:<44} {:>6} {:>12}  {}\n", c.words(), steps,
                c.time.seconds > 0 ? fmt::format("{:.1f}", 1e3 * c.time.seconds) : "-",
-               speed.failure.empty()
-                   ? fmt::format("{:>9.1f} +- {:.1f}", 1e3 * speed.seconds, 1e3 * speed.spread)
-                   : speed.failure);
+               speed.failure.empty() ? fmt::format("{:>9.1f} +- {:.1f}", 1e3 * speed.seconds,
+                                                   1e3 * speed.standard_error)
+                                     : speed.failure);
     std::fflush(stdout);
     return speed;
   }
@@ -398,7 +396,7 @@ class Tuning {
       Json each{{"configuration", key.first}, {"steps", key.second}};
       if (speed.failure.empty()) {
         each["seconds"] = speed.seconds;
-        each["spread"] = speed.spread;
+        each["standard_error"] = speed.standard_error;
       } else {
         each["failure"] = speed.failure;
       }
@@ -425,6 +423,12 @@ class Tuning {
 int run(const Arguments& arguments) {
   Options o;
   if (const auto status = read_command_line(arguments, o)) return *status;
+  if (o.steps < plan::kFewestSteps) {
+    throw ConfigError(fmt::format(
+        "--steps is {}, but a speed needs at least {} steps: those of fewer vary by chance, and "
+        "nothing says by how much.",
+        o.steps, plan::kFewestSteps));
+  }
   const auto sizes = language_model_config(o.model);
   if (o.seq > sizes->context()) {
     throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", o.seq,
