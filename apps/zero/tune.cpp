@@ -8,12 +8,15 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -24,6 +27,7 @@
 
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/config/fields.h"
@@ -36,8 +40,6 @@
 #include "zero/report/run_log.h"
 #include "zero/train/run_folder.h"
 #include "zero/train/stop.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration)
 
 namespace zero::app::tuning {
 namespace {
@@ -189,38 +191,59 @@ void check_files(const Options& o) {
   }
 }
 
-/// Runs this program with `arguments`; its output goes to `file`. Returns its exit status.
+/// Runs this program with `arguments`; its output goes to `file`. Returns its exit status. It ends
+/// with this process, however that ends, and so do its ranks (zero/comm/launcher.cpp).
 int run_program(const std::vector<std::string>& arguments, const fs::path& file) {
   std::vector<std::string> words{"zero"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
   for (auto& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, file.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0666);
-  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-  pid_t child = 0;
   const auto self = fs::read_symlink("/proc/self/exe").string();
-  const int error = posix_spawn(&child, self.c_str(), &actions, nullptr, pointers.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0)
-    throw Error(fmt::format("The program {} cannot be started: {}.", self, std::strerror(error)));
+  const Descriptor output(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!output)
+    throw Error(fmt::format("Cannot write {}: {}.", file.string(), std::strerror(errno)));
+  const pid_t tuning = getpid();
+  const pid_t child = fork();
+  if (child < 0)
+    throw Error(fmt::format("The program {} cannot be started: {}.", self, std::strerror(errno)));
+  if (child == 0) {  // no function here may take a lock that another thread had
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != tuning) _exit(1);  // it died before the line above
+    dup2(output.get(), STDOUT_FILENO);
+    dup2(output.get(), STDERR_FILENO);
+    execv(self.c_str(), pointers.data());
+    constexpr std::string_view kFailed = "zero: error: The program could not be started.\n";
+    [[maybe_unused]] const auto told = write(STDERR_FILENO, kFailed.data(), kFailed.size());
+    _exit(127);
+  }
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/// Returns the last line that a try printed, for a message.
-std::string last_line(const fs::path& file) {
+/// Returns what a try that failed says of the cause, for a message: the error of a rank, and not
+/// those of ranks that only saw it, nor that of their launcher, which knows exit statuses alone.
+std::string cause_of(const fs::path& file) {
+  constexpr std::string_view kError = "zero: error: ";
   std::istringstream text(read_file(file, fail<Error>));
-  std::string last;
+  std::string last, of_rank, seen;
   for (std::string line; std::getline(text, line);) {
-    if (!line.empty()) last = line;
+    if (line.empty()) continue;
+    last = line;
+    const auto prefix = line.starts_with('[') ? line.find("] ") : std::string::npos;
+    if (prefix == std::string::npos) continue;
+    const auto said = std::string_view(line).substr(prefix + 2);
+    if (!said.starts_with(kError)) continue;
+    auto& first = said.substr(kError.size()).starts_with("Rank ") ? seen : of_rank;
+    if (first.empty()) first = said.substr(kError.size());
   }
-  return last;
+  auto cause = !of_rank.empty() ? of_rank : !seen.empty() ? seen : last;
+  if (cause.starts_with(kError)) cause.erase(0, kError.size());
+  if (!cause.empty() && !cause.ends_with('.')) cause += '.';
+  return fmt::format("It failed: {} All that it printed is in {}.",
+                     cause.empty() ? "it printed nothing." : cause, file.string());
 }
 
 constexpr int64_t kWarmUp = 2;
@@ -383,8 +406,7 @@ class Tuning {
                                     "--out",
                                     run},
                                    printed);
-    const auto speed =
-        status == 0 ? speed_of(run) : plan::Speed{.failure = "It failed: " + last_line(printed)};
+    const auto speed = status == 0 ? speed_of(run) : plan::Speed{.failure = cause_of(printed)};
     std::error_code ignored;
     fs::remove_all(run, ignored);  // its weights are of no use
     return speed;
