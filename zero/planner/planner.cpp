@@ -57,11 +57,35 @@ Updates updates_named(std::string_view name) {
       fmt::format("'{}' is no time of updates to try; there are in-backward and delayed.", name));
 }
 
+namespace {
+
+/// Takes out the micro-batches below the least. A way of which not even the least fits is left,
+/// with what it lacks.
+void leave_out_below(std::vector<Candidate>& all, const Question& question) {
+  const int64_t least = question.least_micro_batch;
+  const int64_t of_rank = question.global_batch / question.cluster.ranks();
+  if (of_rank % least != 0) {
+    throw ConfigError(fmt::format(
+        "A rank has {} sequences of a step, which no micro-batch of {} or more divides. Give a "
+        "global batch that is a multiple of {}.",
+        of_rank, least, least * question.cluster.ranks()));
+  }
+  std::erase_if(all, [&](const Candidate& c) { return c.fits() && c.micro_batch < least; });
+  for (auto& c : all) {
+    if (c.micro_batch >= least) continue;
+    c.micro_batch = least;
+    c.config.gradient_accumulation_steps = of_rank / least;
+  }
+}
+
+}  // namespace
+
 Answer plan(const Question& question) {
   check(question.cluster);
   Traces traces(question);
   Table table(question, traces);
   table.answer(std::numeric_limits<size_t>::max());
+  leave_out_below(table.all, question);
   Answer answer;
   const auto& first = table.all.front();
   const auto& trace = table.traces.of(first.config, first.micro_batch, first.recompute);

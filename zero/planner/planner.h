@@ -47,6 +47,9 @@ struct Question {
   Optimizer optimizer = AdamW{};
   /// The micro-batches to try are the powers of two up to this, which is at most 2^20.
   int64_t most_micro_batch = 64;
+  /// The answer has no micro-batches below this power of two, which the model may refuse. Their
+  /// traces are asked for, and may be those of this one.
+  int64_t least_micro_batch = 1;
   /// The times of updates to try beside those in the step, where an engine allows them.
   std::vector<Updates> updates{};
   /// Tries recomputation; a model that cannot recompute says no.
