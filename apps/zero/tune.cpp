@@ -2,20 +2,27 @@
 //
 // Note [Tries]
 // Each try is a run of `zero train` with a file that holds the candidate's keys over those of
-// --config, in a folder of its own. Its log says how long its steps took. tune.json has every try
-// that has ended, so a tuning that was stopped goes on from there; it belongs to one question. A
-// try that failed is made again.
+// --config, in a folder of its own. Its log says how long its steps took. tune.json has the
+// machine, all candidates in the planner's order, and every try that has ended. A tuning that was
+// stopped, or that is to make more tries, goes on from there: measured again, the machine would
+// give another order, and so another question. The file belongs to one model, as its sizes say, and
+// to one text, wherever their files lie. A try that failed is made again.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -24,20 +31,24 @@
 
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
+#include "zero/base/descriptor.h"
 #include "zero/base/error.h"
+#include "zero/base/hash.h"
+#include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
 #include "zero/config/fields.h"
 #include "zero/config/settings.h"
+#include "zero/data/dataset.h"
 #include "zero/models/architectures.h"
 #include "zero/planner/calibrate.h"
 #include "zero/planner/halving.h"
 #include "zero/planner/here.h"
 #include "zero/planner/planner.h"
 #include "zero/report/run_log.h"
+#include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
+#include "zero/train/same_run.h"
 #include "zero/train/stop.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration)
 
 namespace zero::app::tuning {
 namespace {
@@ -96,7 +107,7 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       ->check(CLI::IsMember(std::vector<std::string>(kVaried.begin(), kVaried.end())))
       ->type_name("LIST");
   parser.add_option("--tries", o.tries, "Candidates of the first round")->check(positive());
-  parser.add_option("--steps", o.steps, "Steps of each of them, behind two to warm up")
+  parser.add_option("--steps", o.steps, "Steps of each of them, at least 3, behind two to warm up")
       ->check(positive());
   parser.add_option("--config", o.config, "Other settings of the runs")->type_name("FILE");
   parser
@@ -114,22 +125,26 @@ bool varies(const Options& o, std::string_view what) {
   return std::ranges::find(o.vary, what) != o.vary.end();
 }
 
-/// Returns the question whose candidates are tried. `sizes` outlive it.
-plan::Question question_of(const Options& o, const LanguageModelConfig& sizes) {
-  auto cluster = o.hardware.empty() ? plan::measured_here(o.nproc)
-                                    : plan::cluster_from_json(
-                                          read_file(o.hardware, fail<ConfigError>), o.hardware);
+/// Returns the machine that --hardware describes.
+plan::Cluster described(const Options& o) {
+  auto cluster = plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
   cluster.hosts = 1;
   cluster.per_host = o.nproc;
+  return cluster;
+}
+
+/// Returns the question whose candidates are tried. `sizes` outlive it.
+plan::Question question_of(const Options& o, const LanguageModelConfig& sizes,
+                           const plan::Cluster& machine) {
   return {.trace = plan::tracer(sizes, o.seq),
           .global_batch = o.batch,
           .sequence = o.seq,
           .bf16 = o.dtype == "bf16",
-          .cluster = cluster,
+          .cluster = machine,
           .recomputes = varies(o, "recompute")};
 }
 
-/// Returns the candidates to try, the best expected one first.
+/// Returns all candidates that --vary allows, the best expected one first.
 std::vector<Candidate> candidates_of(const Options& o, const plan::Question& question) {
   const auto answer = plan::plan(question);
   if (!answer.best().fits())
@@ -141,7 +156,7 @@ std::vector<Candidate> candidates_of(const Options& o, const plan::Question& que
         (!varies(o, "stage") && c.config.stage != best.config.stage) ||
         (!varies(o, "micro-batch") && c.micro_batch != best.micro_batch) ||
         (!varies(o, "format") && c.config.optimizer_states != optim::StateFormat::fp32);
-    if (c.fits() && !other && static_cast<int64_t>(chosen.size()) < o.tries) chosen.push_back(c);
+    if (c.fits() && !other) chosen.push_back(c);
   }
   if (chosen.empty())
     throw ConfigError(
@@ -189,38 +204,59 @@ void check_files(const Options& o) {
   }
 }
 
-/// Runs this program with `arguments`; its output goes to `file`. Returns its exit status.
+/// Runs this program with `arguments`; its output goes to `file`. Returns its exit status. It ends
+/// with this process, however that ends, and so do its ranks (zero/comm/launcher.cpp).
 int run_program(const std::vector<std::string>& arguments, const fs::path& file) {
   std::vector<std::string> words{"zero"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
   for (auto& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, file.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0666);
-  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-  pid_t child = 0;
   const auto self = fs::read_symlink("/proc/self/exe").string();
-  const int error = posix_spawn(&child, self.c_str(), &actions, nullptr, pointers.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0)
-    throw Error(fmt::format("The program {} cannot be started: {}.", self, std::strerror(error)));
+  const Descriptor output(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!output)
+    throw Error(fmt::format("Cannot write {}: {}.", file.string(), std::strerror(errno)));
+  const pid_t tuning = getpid();
+  const pid_t child = fork();
+  if (child < 0)
+    throw Error(fmt::format("The program {} cannot be started: {}.", self, std::strerror(errno)));
+  if (child == 0) {  // no function here may take a lock that another thread had
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != tuning) _exit(1);  // it died before the line above
+    dup2(output.get(), STDOUT_FILENO);
+    dup2(output.get(), STDERR_FILENO);
+    execv(self.c_str(), pointers.data());
+    constexpr std::string_view kFailed = "zero: error: The program could not be started.\n";
+    [[maybe_unused]] const auto told = write(STDERR_FILENO, kFailed.data(), kFailed.size());
+    _exit(127);
+  }
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/// Returns the last line that a try printed, for a message.
-std::string last_line(const fs::path& file) {
+/// Returns what a try that failed says of the cause, for a message: the error of a rank, and not
+/// those of ranks that only saw it, nor that of their launcher, which knows exit statuses alone.
+std::string cause_of(const fs::path& file) {
+  constexpr std::string_view kError = "zero: error: ";
   std::istringstream text(read_file(file, fail<Error>));
-  std::string last;
+  std::string last, of_rank, seen;
   for (std::string line; std::getline(text, line);) {
-    if (!line.empty()) last = line;
+    if (line.empty()) continue;
+    last = line;
+    const auto prefix = line.starts_with('[') ? line.find("] ") : std::string::npos;
+    if (prefix == std::string::npos) continue;
+    const auto said = std::string_view(line).substr(prefix + 2);
+    if (!said.starts_with(kError)) continue;
+    auto& first = said.substr(kError.size()).starts_with("Rank ") ? seen : of_rank;
+    if (first.empty()) first = said.substr(kError.size());
   }
-  return last;
+  auto cause = !of_rank.empty() ? of_rank : !seen.empty() ? seen : last;
+  if (cause.starts_with(kError)) cause.erase(0, kError.size());
+  if (!cause.empty() && !cause.ends_with('.')) cause += '.';
+  return fmt::format("It failed: {} All that it printed is in {}.",
+                     cause.empty() ? "it printed nothing." : cause, file.string());
 }
 
 constexpr int64_t kWarmUp = 2;
@@ -231,60 +267,193 @@ plan::Speed speed_of(const fs::path& run) {
   for (const auto& step : report::read_log(run).steps) {
     if (step.step > kWarmUp && std::isfinite(step.step_ms)) seconds.push_back(step.step_ms * 1e-3);
   }
-  if (seconds.empty()) return {.failure = "Its log has no steps."};
-  std::ranges::sort(seconds);
-  const auto at = [&](size_t quarters) { return seconds[(seconds.size() - 1) * quarters / 4]; };
-  return {.seconds = at(2), .spread = (at(3) - at(1)) / 2};
+  return plan::speed_of_steps(std::move(seconds));
 }
+
+/// A value of an earlier tuning's file, and its place there. Reading throws ConfigError that names
+/// the file, the place, what is there and the remedy.
+class Saved {
+ public:
+  Saved(Json value, std::string file, std::string place = "")
+      : value_(std::move(value)), file_(std::move(file)), place_(std::move(place)) {}
+
+  /// Reads the file.
+  static Saved read(const std::string& file) {
+    const auto text = read_file(file, fail<ConfigError>);
+    Saved whole(Json(), file);
+    try {
+      whole.value_ = Json::parse(parse_json(text).dump());
+    } catch (const Error& error) {
+      whole.refuse(text.empty() ? "is empty" : fmt::format("cannot be read: it {}", error.what()));
+    }
+    return whole;
+  }
+
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw ConfigError(fmt::format(
+        "{} {}. It should be what a tuning has written there. Give another --out, or --overwrite "
+        "to replace it, with its tries.",
+        file_, why));
+  }
+
+  Saved at(const char* key) const {
+    check(value_.is_object(), "an object");
+    const auto place = place_.empty() ? std::string(key) : fmt::format("{}.{}", place_, key);
+    const auto found = value_.find(key);
+    if (found == value_.end()) refuse(fmt::format("has no '{}'", place));
+    return {*found, file_, place};
+  }
+  bool has(const char* key) const {
+    check(value_.is_object(), "an object");
+    return value_.contains(key);
+  }
+  std::vector<Saved> list() const {
+    check(value_.is_array(), "a list");
+    std::vector<Saved> all;
+    for (size_t i = 0; i < value_.size(); ++i)
+      all.emplace_back(value_[i], file_, fmt::format("{}[{}]", place_, i));
+    return all;
+  }
+  const Json& object() const {
+    check(value_.is_object(), "an object");
+    return value_;
+  }
+  std::string text() const {
+    check(value_.is_string(), "a text");
+    return value_.get<std::string>();
+  }
+  int64_t count() const {
+    check(value_.is_number_integer() && value_.get<int64_t>() > 0, "a whole number above 0");
+    return value_.get<int64_t>();
+  }
+  double seconds() const {
+    check(value_.is_number() && value_.get<double>() > 0, "a number above 0");
+    return value_.get<double>();
+  }
+  double error() const {
+    check(value_.is_number() && value_.get<double>() >= 0, "a number of 0 or more");
+    return value_.get<double>();
+  }
+  const std::string& file() const { return file_; }
+  const std::string& place() const { return place_; }
+
+ private:
+  void check(bool right, const char* what) const {
+    if (right) return;
+    const auto there = excerpt(value_.dump());
+    refuse(place_.empty()
+               ? fmt::format("holds {}, where {} should be", there, what)
+               : fmt::format("has {} for '{}', which should be {}", there, place_, what));
+  }
+
+  Json value_;
+  std::string file_;
+  std::string place_;
+};
+
+/// The machine and the candidates of a tuning, the best expected one first.
+struct Ranking {
+  plan::Cluster machine{};
+  std::vector<Candidate> candidates{};
+
+  Json json() const {
+    Json all = Json::array();
+    for (const auto& c : candidates) {
+      all.push_back({{"configuration", c.words()},
+                     {"predicted_seconds", c.time.seconds},
+                     {"ds_config", Json::parse(plan::ds_config(c))}});
+    }
+    return {{"machine", Json::parse(plan::to_json(machine))}, {"candidates", all}};
+  }
+
+  static Ranking read(const Saved& tuning, int nproc) {
+    const auto machine = tuning.at("machine");
+    Ranking ranking;
+    try {
+      ranking.machine = plan::cluster_from_json(machine.object().dump(), "of the tuning");
+    } catch (const ConfigError& error) {
+      machine.refuse(
+          fmt::format("has a '{}' that cannot be used ({})", machine.place(), error.what()));
+    }
+    if (machine.has("source")) ranking.machine.device.source = machine.at("source").text();
+    for (const auto& each : tuning.at("candidates").list())
+      ranking.candidates.push_back(candidate(each, nproc));
+    if (ranking.candidates.empty()) tuning.refuse("has no candidates");
+    return ranking;
+  }
+
+ private:
+  static Candidate candidate(const Saved& saved, int nproc) {
+    const auto keys = saved.at("ds_config");
+    Candidate c{.ranks = nproc, .micro_batch = keys.at("train_micro_batch_size_per_gpu").count()};
+    try {
+      const auto settings = Settings::parse(keys.object().dump(), nproc, keys.place());
+      c.config = settings.engine;
+      c.recompute = settings.model.activation_checkpointing.every.value_or(0);
+    } catch (const ConfigError& error) {
+      keys.refuse(fmt::format("has a '{}' that cannot be used ({})", keys.place(), error.what()));
+    }
+    c.time.seconds = saved.at("predicted_seconds").seconds();
+    if (const auto name = saved.at("configuration").text(); name != c.words()) {
+      saved.refuse(fmt::format("has the keys of '{}' for '{}', which is called '{}'", c.words(),
+                               keys.place(), name));
+    }
+    return c;
+  }
+};
 
 class Tuning {
  public:
-  Tuning(const Options& options, Json settings, std::vector<Candidate> candidates)
-      : o_(options),
-        folder_(options.out),
-        settings_(std::move(settings)),
-        candidates_(std::move(candidates)) {}
-
-  Json question() const {
-    return {{"model", o_.model}, {"data", o_.data},   {"batch", o_.batch},  {"seq", o_.seq},
-            {"nproc", o_.nproc}, {"dtype", o_.dtype}, {"config", settings_}};
+  /// `sizes` outlive it.
+  Tuning(const Options& options, const LanguageModelConfig& sizes, Json settings)
+      : o_(options), sizes_(sizes), folder_(options.out), settings_(std::move(settings)) {
+    const std::set<std::string> vary(o_.vary.begin(), o_.vary.end());
+    question_ = {{"model", Json::parse(sizes.to_json())},
+                 {"data", train::identity(open_dataset(o_.data, {.validation_fraction = 0}).train)},
+                 {"batch", o_.batch},
+                 {"seq", o_.seq},
+                 {"nproc", o_.nproc},
+                 {"dtype", o_.dtype},
+                 {"vary", fmt::format("{}", fmt::join(vary, ","))},
+                 {"hardware", "measured"},
+                 {"config", settings_}};
+    if (o_.hardware.empty()) return;
+    ranking_.machine = described(o_);
+    question_["hardware"] = fmt::format("{} with the checksum {:x}", ranking_.machine.device.name,
+                                        Hash().add(plan::to_json(ranking_.machine)).value());
   }
 
-  /// Throws ConfigError for a configuration that no try could have.
-  void check() const {
-    (void)Settings::parse(file_of(candidates_.front()).dump(), o_.nproc,
-                          o_.config.empty() ? "the candidate" : o_.config);
-  }
-
-  /// Takes the tries of an earlier tuning of the same question that ran.
-  void resume() {
+  /// Finds what there is to try. An earlier tuning of the same question has it, and tries that ran.
+  void begin() {
     std::error_code error;
     const auto file = folder_ / "tune.json";
-    if (!fs::exists(file, error) || o_.overwrite) return;
-    const auto earlier = Json::parse(read_file(file, fail<Error>), nullptr, false);
-    if (!earlier.is_object() || earlier.value("question", Json()) != question()) {
-      throw ConfigError(fmt::format(
-          "{} is of another question. Give another --out, or --overwrite to replace it.",
-          file.string()));
+    const bool resumes = fs::exists(file, error) && !o_.overwrite;
+    if (resumes) {
+      resume(Saved::read(file.string()));
+    } else {
+      if (o_.hardware.empty()) ranking_.machine = plan::measured_here(o_.nproc);
+      ranking_.candidates = candidates_of(o_, question());
     }
-    for (const auto& each : earlier.value("tries", Json::array())) {
-      if (each.contains("failure")) continue;  // its cause may be gone
-      known_[{each.value("configuration", ""), each.value("steps", int64_t{0})}] = {
-          .seconds = each.value("seconds", 0.0), .spread = each.value("spread", 0.0)};
-    }
-    if (!known_.empty())
-      fmt::print("{} has {} tries, which are not made again\n", file.string(), known_.size());
+    // No try could have a configuration that cannot be used.
+    (void)Settings::parse(file_of(ranking_.candidates.front()).dump(), o_.nproc,
+                          o_.config.empty() ? "the candidate" : o_.config);
+    if (!resumes) write();
+    signals_.emplace();
+  }
+
+  size_t tries() const {
+    return std::min(static_cast<size_t>(o_.tries), ranking_.candidates.size());
   }
 
   plan::Speed measure(size_t candidate, int64_t steps) {
-    const auto& c = candidates_[candidate];
+    const auto& c = ranking_.candidates[candidate];
     const std::pair key(c.words(), steps);
     auto found = known_.find(key);
     if (found == known_.end()) {
-      if (signals_.received() != 0)
+      if (signals_->received() != 0)
         throw Error("Tuning was stopped. The same command goes on with it.");
       found = known_.emplace(key, run(c, candidate, steps)).first;
-      if (signals_.received() != 0) {  // it ended before its time
+      if (signals_->received() != 0) {  // it ended before its time
         known_.erase(found);
         throw Error("Tuning was stopped. The same command goes on with it.");
       }
@@ -293,44 +462,70 @@ class Tuning {
     const auto& speed = found->second;
     fmt::print("{:<44} {:>6} {:>12}  {}\n", c.words(), steps,
                c.time.seconds > 0 ? fmt::format("{:.1f}", 1e3 * c.time.seconds) : "-",
-               speed.failure.empty()
-                   ? fmt::format("{:>9.1f} +- {:.1f}", 1e3 * speed.seconds, 1e3 * speed.spread)
-                   : speed.failure);
+               speed.failure.empty() ? fmt::format("{:>9.1f} +- {:.1f}", 1e3 * speed.seconds,
+                                                   1e3 * speed.standard_error)
+                                     : speed.failure);
     std::fflush(stdout);
     return speed;
   }
 
   /// Writes the configuration of the best one, the table, and the machine as the tries found it.
   /// Returns whether any ran.
-  bool finish(const std::vector<plan::Tried>& tried, const plan::Question& question) {
+  bool finish(const std::vector<plan::Tried>& tried) {
     Json order = Json::array();
-    for (const auto& each : tried) order.push_back(candidates_[each.candidate].words());
+    for (const auto& each : tried) order.push_back(ranking_.candidates[each.candidate].words());
     order_ = std::move(order);
     write();
     const auto& best = tried.front();
     if (!best.speed.failure.empty()) return false;
-    const auto& c = candidates_[best.candidate];
+    const auto& c = ranking_.candidates[best.candidate];
     write_text(folder_ / "ds_config.json", file_of(c).dump(2) + "\n");
     const auto tokens = static_cast<double>(o_.batch * o_.seq);
     fmt::print("\nThe fastest is {}: {:.1f} ms a step, {:.0f} tokens/s; its configuration is {}.\n",
                c.words(), 1e3 * best.speed.seconds, tokens / best.speed.seconds,
                (folder_ / "ds_config.json").string());
-    write_machine(tried, question);
+    write_machine(tried);
     return true;
   }
 
  private:
-  void write_machine(const std::vector<plan::Tried>& tried, const plan::Question& question) const {
+  plan::Question question() const { return question_of(o_, sizes_, ranking_.machine); }
+
+  /// Takes the candidates of an earlier tuning of the same question, and the tries that ran.
+  void resume(const Saved& earlier) {
+    const auto sorted = [](const Json& object) {
+      return nlohmann::json::parse(object.dump()).dump();
+    };
+    const auto changes =
+        train::differences(sorted(earlier.at("question").object()), sorted(question_));
+    if (!changes.empty()) {
+      throw ConfigError(
+          fmt::format("{} is of another question: {}. Give another --out, or --overwrite to "
+                      "replace it, with its tries.",
+                      earlier.file(), fmt::join(changes, ", ")));
+    }
+    ranking_ = Ranking::read(earlier, o_.nproc);
+    for (const auto& each : earlier.at("tries").list()) {
+      if (each.has("failure")) continue;  // its cause may be gone
+      known_[{each.at("configuration").text(), each.at("steps").count()}] = {
+          .seconds = each.at("seconds").seconds(),
+          .standard_error = each.at("standard_error").error()};
+    }
+    fmt::print("{} has {} candidates for this machine, and {} tries, which are not made again\n",
+               earlier.file(), ranking_.candidates.size(), known_.size());
+  }
+
+  void write_machine(const std::vector<plan::Tried>& tried) const {
     std::vector<plan::MeasuredStep> steps;
     for (const auto& each : tried) {
-      const auto& c = candidates_[each.candidate];
+      const auto& c = ranking_.candidates[each.candidate];
       if (each.speed.failure.empty())
         steps.push_back({.config = c.config,
                          .micro_batch = c.micro_batch,
                          .recompute = c.recompute,
                          .seconds = each.speed.seconds});
     }
-    auto machine = Json::parse(plan::to_json(plan::calibrated(question, steps)));
+    auto machine = Json::parse(plan::to_json(plan::calibrated(question(), steps)));
     machine["source"] = fmt::format("zero tune: {} tries of {}", steps.size(), o_.model);
     const auto file = folder_ / "hardware.json";
     write_text(file, machine.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -385,8 +580,7 @@ class Tuning {
                                     "--out",
                                     run},
                                    printed);
-    const auto speed =
-        status == 0 ? speed_of(run) : plan::Speed{.failure = "It failed: " + last_line(printed)};
+    const auto speed = status == 0 ? speed_of(run) : plan::Speed{.failure = cause_of(printed)};
     std::error_code ignored;
     fs::remove_all(run, ignored);  // its weights are of no use
     return speed;
@@ -398,26 +592,30 @@ class Tuning {
       Json each{{"configuration", key.first}, {"steps", key.second}};
       if (speed.failure.empty()) {
         each["seconds"] = speed.seconds;
-        each["spread"] = speed.spread;
+        each["standard_error"] = speed.standard_error;
       } else {
         each["failure"] = speed.failure;
       }
-      const auto found = std::ranges::find(candidates_, key.first, &Candidate::words);
-      if (found != candidates_.end()) each["predicted_seconds"] = found->time.seconds;
+      const auto& all = ranking_.candidates;
+      const auto found = std::ranges::find(all, key.first, &Candidate::words);
+      if (found != all.end()) each["predicted_seconds"] = found->time.seconds;
       tries.push_back(std::move(each));
     }
-    const Json whole{{"question", question()}, {"order", order_}, {"tries", tries}};
+    Json whole{{"question", question_}, {"order", order_}, {"tries", tries}};
+    whole.update(ranking_.json());
     write_text(folder_ / "tune.json",
                whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   }
 
   const Options& o_;
+  const LanguageModelConfig& sizes_;
   fs::path folder_;
   Json settings_;
-  std::vector<Candidate> candidates_;
+  Json question_;  // of tune.json
+  Ranking ranking_;
   std::map<std::pair<std::string, int64_t>, plan::Speed> known_;
   Json order_ = Json::array();
-  train::StopSignals signals_;
+  std::optional<train::StopSignals> signals_;  // once there are tries to stop
 };
 
 }  // namespace
@@ -425,6 +623,12 @@ class Tuning {
 int run(const Arguments& arguments) {
   Options o;
   if (const auto status = read_command_line(arguments, o)) return *status;
+  if (o.steps < plan::kFewestSteps) {
+    throw ConfigError(fmt::format(
+        "--steps is {}, but a speed needs at least {} steps: those of fewer vary by chance, and "
+        "nothing says by how much.",
+        o.steps, plan::kFewestSteps));
+  }
   const auto sizes = language_model_config(o.model);
   if (o.seq > sizes->context()) {
     throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", o.seq,
@@ -433,20 +637,17 @@ int run(const Arguments& arguments) {
   sizes->set_dropout(0);
   train::check_folder(o.out, "The option 'out'", "Give another --out.");
   check_files(o);
-  const auto settings = settings_of(o);
+  Tuning tuning(o, *sizes, settings_of(o));
   const train::RunFolder folder(o.out);
   folder.make();
-  const auto question = question_of(o, *sizes);
-  const auto candidates = candidates_of(o, question);
-  Tuning tuning(o, settings, candidates);
-  tuning.check();
-  tuning.resume();
+  tuning.begin();
   fmt::print("{:<44} {:>6} {:>12}  {}\n", "configuration", "steps", "predicted ms", "  ms a step");
+  std::fflush(stdout);
   const auto tried =
-      plan::halve(candidates.size(),
+      plan::halve(tuning.tries(),
                   [&](size_t candidate, int64_t steps) { return tuning.measure(candidate, steps); },
                   {.first_steps = o.steps});
-  if (tuning.finish(tried, question)) return 0;
+  if (tuning.finish(tried)) return 0;
   throw Error(fmt::format("No candidate ran. {}", tried.front().speed.failure));
 }
 

@@ -143,6 +143,7 @@ def plan(
     cluster: str,
     ranks_here: int,
     most_micro_batch: int,
+    least_micro_batch: int,
     recomputes: bool,
     updates: list[str],
     autocast: str,

@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,8 +97,10 @@ def plan(
 
     `loss(model, n)` makes a batch of n samples, of any values and on any device, calls the model and returns the loss.
     It must not read values (`item`, branches on data). Without it the model is called as transformers' are, with
-    `input_ids` and `labels`. `batch`: samples of a step, over all ranks. `sequence`: tokens of a sample (without
-    `loss`: 1024; else 1, which counts samples). `dtype`: "bf16", with fp32 master weights (as without autocast), or "fp32" (as with it).
+    `input_ids` and `labels` (tokens, or of classifiers of sequences one a sample). A micro-batch that the model itself
+    refuses, as BatchNorm does one sample, is left out, and the text says so. `batch`: samples of a step, over all ranks.
+    `sequence`: tokens of a sample (without `loss`: 1024, or what the model takes; else 1, which counts samples).
+    `dtype`: "bf16", with fp32 master weights (as without autocast), or "fp32" (as with it).
     `autocast`: "bf16" or "fp16", where steps compute their loss in a scope of torch.autocast; without it, that of the
     scope that this is called in. A scope in `loss` acts too, if it is of the planned device ("cpu" of a CPU, else
     "cuda", which acts here without a GPU). `device` ("h100"),
@@ -123,12 +125,12 @@ def plan(
     if (dtype, autocast) == ("bf16", "fp16"):
         raise ConfigError("libzero.plan's dtype is 'bf16', and its autocast is 'fp16': use 'bf16' for both, or dtype='fp32'.")
     _check_trainings(scale, tokens, price)
-    for name, value in (("batch", batch), ("most_micro_batch", most_micro_batch), ("sequence", sequence or 1)):
+    for name, value in (("batch", batch), ("most_micro_batch", most_micro_batch), ("sequence", 1 if sequence is None else sequence)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"libzero.plan's {name} is {value!r}; it must be a whole number above 0.")
     _check_machines(here, {"hardware": hardware, "device": device, "hosts": hosts, "per_host": per_host})
     if loss is None:
-        sequence = sequence or 1024
+        sequence = _length(model, sequence)
         loss = _language_loss(model, sequence)
     if recompute is None:
         recompute = _switch_of(model)
@@ -141,26 +143,46 @@ def plan(
         )
     section = {"type": optimizer, "params": {}} if isinstance(optimizer, str) else optimizer
 
-    def traced(samples: int, recomputed: bool, cpu: bool, casts: bool, drops: bool) -> _Traced:
-        return _Traced(model, loss, recompute, samples, recomputed, _Casts("cpu" if cpu else "cuda", casts, drops))
+    refused: Exception | None = None
+    least = 1  # smaller micro-batches have the trace of this one, and are left out
+    while True:
+        failed: list[int] = []
 
-    answer, cluster, text, training, points = _C.plan(
-        traced,
-        type(model).__name__,
-        batch,
-        sequence or 1,
-        dtype,
-        json.dumps({"optimizer": section}),
-        "" if here else _described(device, hosts, per_host, hardware),
-        2 if per_host is None else per_host,
-        most_micro_batch,
-        recompute is not None,
-        list(updates),
-        autocast or "",
-        tuple(scale or (0, 0)),
-        float(tokens or 0),
-        float(price or 0),
-    )
+        def traced(samples: int, recomputed: bool, cpu: bool, casts: bool, drops: bool) -> _Traced:
+            where = _Casts("cpu" if cpu else "cuda", casts, drops)
+            return _Traced(model, loss, recompute, max(samples, least), recomputed, where, failed)
+
+        try:
+            answer, cluster, text, training, points = _C.plan(
+                traced,
+                type(model).__name__,
+                batch,
+                sequence or 1,
+                dtype,
+                _json({"optimizer": section}, "optimizer"),
+                "" if here else _described(device, hosts, per_host, hardware),
+                2 if per_host is None else per_host,
+                most_micro_batch,
+                least,
+                recompute is not None,
+                list(updates),
+                autocast or "",
+                tuple(scale or (0, 0)),
+                float(tokens or 0),
+                float(price or 0),
+            )
+            break
+        except Exception as error:
+            by_module = failed == [least] and not isinstance(error, (_C.Error, RuntimeError))
+            if not by_module or 2 * least > min(batch, most_micro_batch):
+                raise (refused or error) from None
+            refused = refused or error
+            least *= 2
+    if refused is not None:
+        text += (
+            f"\nMicro-batches below {least} are left out, since the model refuses them: with {least // 2}, "
+            f"{type(refused).__name__}: {refused}\n"
+        )
     return Plan(
         json.loads(answer),
         json.loads(cluster),
@@ -212,11 +234,36 @@ def _described(device: str | None, hosts: int | None, per_host: int | None, hard
         except OSError as error:
             raise ConfigError(f"The hardware file '{os.fspath(hardware)}' cannot be read: {error.strerror}.") from error
     if hardware is not None:
-        return json.dumps(dict(hardware))
+        if not isinstance(hardware, Mapping):
+            raise ConfigError(f"libzero.plan's hardware is a {type(hardware).__name__}; it must be a file's path or a dict.")
+        return _json(dict(hardware), "hardware")
     described: dict[str, Any] = {"device": "h100" if device is None else device, "hosts": 1 if hosts is None else hosts}
     if per_host is not None:
         described["per_host"] = per_host
     return json.dumps(described)
+
+
+def _json(value: dict[str, Any], what: str) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"libzero.plan's {what} cannot be written as JSON: {error}. Give numbers, texts and lists.") from error
+
+
+def _length(model: torch.nn.Module, sequence: int | None) -> int:
+    """Returns the tokens of a sample. Shapes alone do not say that a model has no more positions."""
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(most, int) or most < 1:
+        return sequence or 1024
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            most = min(most, module.num_embeddings - module.padding_idx - 1)  # RoBERTa's first ones are no tokens'
+    if sequence is not None and sequence > most:
+        raise ConfigError(
+            f"libzero.plan's sequence is {sequence}, but {type(model).__name__} takes at most {most} tokens. Give at most "
+            "that, or a model of more positions."
+        )
+    return sequence or min(1024, most)
 
 
 def _language_loss(model: torch.nn.Module, sequence: int) -> _Loss:
@@ -231,7 +278,22 @@ def _language_loss(model: torch.nn.Module, sequence: int) -> _Loss:
         tokens = torch.zeros(samples, sequence, dtype=torch.long)
         return model(input_ids=tokens, labels=tokens).loss  # type: ignore[no-any-return]
 
-    return loss
+    def loss_of_classes(model: Any, samples: int) -> torch.Tensor:
+        tokens = torch.zeros(samples, sequence, dtype=torch.long)
+        kind, classes = getattr(model.config, "problem_type", None), getattr(model.config, "num_labels", 2)
+        if kind == "multi_label_classification":
+            labels = torch.zeros(samples, classes)
+        elif kind == "regression" or (kind is None and classes == 1):
+            labels = torch.zeros((samples,) if classes == 1 else (samples, classes))
+        else:
+            labels = torch.zeros(samples, dtype=torch.long)
+        try:
+            return model(input_ids=tokens, labels=labels).loss  # type: ignore[no-any-return]
+        finally:
+            model.config.problem_type = kind  # which transformers fills in
+
+    by_sample = type(model).__name__.endswith(("ForSequenceClassification", "ForNextSentencePrediction"))
+    return loss_of_classes if by_sample else loss
 
 
 def _switch_of(model: torch.nn.Module) -> _Switch | None:
@@ -266,8 +328,9 @@ class _Traced:
         samples: int,
         recomputed: bool,
         casts: _Casts,
+        failed: list[int],
     ) -> None:
-        self._model, self._loss, self._samples, self._casts = model, loss, samples, casts
+        self._model, self._loss, self._samples, self._casts, self._failed = model, loss, samples, casts, failed
         with ExitStack() as scope:
             if not model.training:
                 modes = {module: module.training for module in model.modules()}
@@ -287,8 +350,14 @@ class _Traced:
         self.buffers = _compile.unwrapped(model.named_buffers())
 
     def loss(self) -> torch.Tensor:
-        with self._casts.scope(self._model):
-            return self._loss(self._model, self._samples)
+        try:
+            with self._casts.scope(self._model):
+                return self._loss(self._model, self._samples)
+        except Exception as error:
+            self._failed.append(self._samples)
+            if hasattr(error, "add_note"):  # since Python 3.11
+                error.add_note(f"libzero.plan was tracing a micro-batch of {self._samples} samples.")
+            raise
 
     def close(self) -> None:
         self._scope.close()

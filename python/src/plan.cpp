@@ -100,7 +100,7 @@ struct Asked {
   std::string dtype, optimizer;
   std::string cluster;  ///< JSON; empty: this machine
   int64_t ranks_here;
-  int64_t most_micro_batch;
+  int64_t most_micro_batch, least_micro_batch;
   bool recomputes;
   std::string name;
   std::vector<std::string> updates;
@@ -130,6 +130,7 @@ Answered answer(const py::function& module, const Asked& asked) {
                          : plan::cluster_from_json(asked.cluster, "of libzero.plan");
   question.optimizer = *Config::parse(asked.optimizer, 1, "libzero.plan").optimizer;
   question.most_micro_batch = asked.most_micro_batch;
+  question.least_micro_batch = asked.least_micro_batch;
   question.recomputes = asked.recomputes;
   for (const auto& updates : asked.updates)
     question.updates.push_back(plan::updates_named(updates));
@@ -170,13 +171,13 @@ void bind_plan(py::module_& module) {
   module.def("plan", [](const py::function& traced, const std::string& name, int64_t batch,
                         int64_t sequence, const std::string& dtype, const std::string& optimizer,
                         const std::string& cluster, int64_t ranks_here, int64_t most_micro_batch,
-                        bool recomputes, const std::vector<std::string>& updates,
-                        const std::string& autocast, const std::pair<int64_t, int64_t>& scale,
-                        double tokens, double price) {
+                        int64_t least_micro_batch, bool recomputes,
+                        const std::vector<std::string>& updates, const std::string& autocast,
+                        const std::pair<int64_t, int64_t>& scale, double tokens, double price) {
     const auto found = released([&] {
-      return answer(traced,
-                    {batch, sequence, dtype, optimizer, cluster, ranks_here, most_micro_batch,
-                     recomputes, name, updates, autocast, scale, tokens, price});
+      return answer(traced, {batch, sequence, dtype, optimizer, cluster, ranks_here,
+                             most_micro_batch, least_micro_batch, recomputes, name, updates,
+                             autocast, scale, tokens, price});
     });
     return py::make_tuple(found.answer, found.cluster, found.text, found.training, found.scale);
   });

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/apps/train_run.h"
@@ -15,16 +19,27 @@
 namespace zero::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Outcome tune(const TrainFolder& folder, const std::vector<std::string>& more) {
-  std::vector<std::string> words{
+/// Runs `zero tune` with `more` options, behind the words of another program that runs it.
+Outcome tune(const TrainFolder& folder, const std::vector<std::string>& more,
+             std::vector<std::string> words = {}) {
+  const std::vector<std::string> tuning{
       ZERO_PROGRAM, "tune",  "--model", folder.model(),  "--data", folder.text(), "--batch",
       "8",          "--seq", "32",      "--nproc",       "2",      "--tries",     "2",
-      "--steps",    "2",     "--out",   folder / "tuned"};
+      "--steps",    "3",     "--out",   folder / "tuned"};
+  words.insert(words.end(), tuning.begin(), tuning.end());
   words.insert(words.end(), more.begin(), more.end());
   return run(words);
+}
+
+/// Returns `text` with the first `before` in it replaced, which must be there.
+std::string replaced(std::string text, const std::string& before, const std::string& after) {
+  const auto at = text.find(before);
+  EXPECT_NE(at, std::string::npos) << before;
+  return text.replace(at, before.size(), after);
 }
 
 TEST(Tune, FindsAConfigurationAndGoesOnWhereItWas) {
@@ -64,15 +79,97 @@ TEST(Tune, FindsAConfigurationAndGoesOnWhereItWas) {
       folder.train({"--config", folder / "tuned/ds_config.json", "--micro-batch",
                     std::to_string(config.at("train_micro_batch_size_per_gpu").get<int>())});
   EXPECT_EQ(trained.status, 0) << trained.err;
-  // The tries are known now: the program that would make them is not needed.
-  std::filesystem::remove(folder / "text.txt");
+  // The tries are known now, and none is made again.
+  for (const auto& each : std::filesystem::directory_iterator(folder / "tuned")) {
+    if (each.path().filename().string().starts_with("try-")) std::filesystem::remove(each);
+  }
   const auto again = tune(folder, options);
   ASSERT_EQ(again.status, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("which are not made again"));
   EXPECT_THAT(again.out, HasSubstr("The fastest is "));
-  const auto other = tune(folder, {"--hardware", hardware});
-  EXPECT_EQ(other.status, 2);
-  EXPECT_THAT(other.err, HasSubstr("is of another question"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "tuned/try-0.json"));
+  EXPECT_EQ(Json::parse(read_file(folder / "tuned/tune.json")), table);
+  // A change is named: that of an option, the machine, the model in its file, the text.
+  const auto refused = [&](const std::vector<std::string>& more, const std::string& change) {
+    const auto other = tune(folder, more);
+    EXPECT_EQ(other.status, 2);
+    EXPECT_THAT(other.err, AllOf(HasSubstr("is of another question"), HasSubstr(change)));
+  };
+  refused({"--hardware", hardware}, "config.gradient_clipping 0.5 -> (default)");
+  refused({"--config", folder / "other.json"}, "-> \"measured\"");
+  const auto model = read_file(folder.model()), text = read_file(folder.text());
+  write_file(folder.model(), replaced(model, R"("n_layer": 2)", R"("n_layer": 6)"));
+  refused(options, "model.n_layer 2 -> 6");
+  write_file(folder.model(), model);
+  write_file(folder.text(), "A" + text.substr(1));
+  refused(options, "data ");
+  write_file(folder.text(), text);
+  // A damaged file is named, with what is wrong.
+  const std::string file = folder / "tuned/tune.json";
+  const auto whole = read_file(file);
+  const std::vector<std::pair<std::string, std::string>> damages{
+      {"", "tune.json is empty"},
+      {whole.substr(0, whole.size() / 2), "ends too early"},
+      {replaced(whole, R"("seconds": )", R"("seconds": -)"), "'tries[0].seconds'"},
+      {replaced(whole, R"("candidates": [)", R"("candidates": [3,)"), "'candidates[0]'"},
+      {replaced(whole, R"("machine")", R"("engine")"), "has no 'machine'"}};
+  for (const auto& [damaged, words] : damages) {
+    write_file(file, damaged);
+    const auto outcome = tune(folder, options);
+    EXPECT_EQ(outcome.status, 2) << words;
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("tune.json"), HasSubstr(words), HasSubstr("--overwrite")));
+  }
+}
+
+TEST(Tune, KeepsTheMeasuredMachineAndItsCandidates) {
+  const TrainFolder folder;
+  ASSERT_EQ(tune(folder, {}).status, 0);
+  const auto read = [&] { return Json::parse(read_file(folder / "tuned/tune.json")); };
+  const auto before = read();
+  EXPECT_GT(before.at("candidates").size(), 2U);
+  // More of the same candidates are tried: those that were tried are not measured or ranked anew.
+  std::vector<std::string> words{
+      ZERO_PROGRAM, "tune",  "--model", folder.model(),  "--data", folder.text(), "--batch",
+      "8",          "--seq", "32",      "--nproc",       "2",      "--tries",     "3",
+      "--steps",    "3",     "--out",   folder / "tuned"};
+  const auto more = run(words);
+  ASSERT_EQ(more.status, 0) << more.err;
+  EXPECT_THAT(more.out, HasSubstr("which are not made again"));
+  EXPECT_EQ(read().at("machine"), before.at("machine"));
+  EXPECT_EQ(read().at("candidates"), before.at("candidates"));
+  EXPECT_EQ(read().at("order").size(), 3U);
+}
+
+TEST(Tune, TakesItsTriesWithItWhenItIsKilled) {
+  const TrainFolder folder;
+  const std::string hardware = folder / "here.json";
+  write_file(hardware, R"({"device": "epyc 9654", "per_host": 2})");
+  Program program(
+      {ZERO_PROGRAM, "tune",    "--model",    folder.model(), "--data", folder.text(),   "--batch",
+       "8",          "--seq",   "32",         "--nproc",      "2",      "--tries",       "1",
+       "--steps",    "1000000", "--hardware", hardware,       "--out",  folder / "tuned"});
+  ASSERT_TRUE(program.wait_for_output("predicted ms"));
+  std::vector<pid_t> processes;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (processes.size() < 3 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    processes = children_of(program.pid());
+    if (!processes.empty()) {
+      const auto ranks = children_of(processes.front());
+      processes.insert(processes.end(), ranks.begin(), ranks.end());
+    }
+  }
+  ASSERT_EQ(processes.size(), 3U);  // the try and its ranks
+  program.signal(SIGKILL);
+  EXPECT_EQ(program.wait().status, 128 + SIGKILL);
+  const auto runs = [](pid_t pid) {  // one that has ended may wait for its new parent
+    const auto status = read_file("/proc/" + std::to_string(pid) + "/stat");
+    return !status.empty() && status.find(") Z ") == std::string::npos;
+  };
+  while (std::ranges::any_of(processes, runs) && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(std::ranges::any_of(processes, runs));
 }
 
 TEST(Tune, KeepsFilesOfOthersAndMakesFailedTriesAgain) {
@@ -93,10 +190,13 @@ TEST(Tune, KeepsFilesOfOthersAndMakesFailedTriesAgain) {
   // Elsewhere it is the tuning's; candidates without recomputation switch it off.
   const std::string config = folder / "config.json";
   std::filesystem::rename(own, config);
-  std::filesystem::rename(folder.text(), folder / "away.txt");
   const std::vector<std::string> options{"--config", config, "--hardware", hardware};
-  EXPECT_THAT(tune(folder, options).err, HasSubstr("No candidate ran"));
-  std::filesystem::rename(folder / "away.txt", folder.text());
+  // The ranks cannot share memory: their error is shown, not that of their launcher.
+  const auto limited = tune(folder, options, {"bash", "-c", R"(ulimit -f 100; exec "$0" "$@")"});
+  EXPECT_EQ(limited.status, 1);
+  EXPECT_THAT(limited.err,
+              AllOf(HasSubstr("No candidate ran"), HasSubstr("raise that limit (ulimit -f)"),
+                    HasSubstr("try-0.txt"), Not(HasSubstr("exited with status"))));
   const auto again = tune(folder, options);
   ASSERT_EQ(again.status, 0) << again.err;
   const auto table = Json::parse(read_file(folder / "tuned/tune.json"));
@@ -117,6 +217,9 @@ TEST(Tune, NamesWhatItCannotUse) {
   write_file(hardware, R"({"device": "epyc 9654", "per_host": 2})");
   EXPECT_THAT(tune(folder, {"--vary", "colour"}).err, HasSubstr("colour"));
   EXPECT_THAT(tune(folder, {"--seq", "4096"}).err, HasSubstr("give it once"));
+  const auto few = run({ZERO_PROGRAM, "tune", "--data", folder.text(), "--steps", "2"});
+  EXPECT_EQ(few.status, 2);
+  EXPECT_THAT(few.err, HasSubstr("at least 3 steps"));
   write_file(folder / "other.json", R"({"gradient_clipping": "much"})");
   const auto failed = tune(folder, {"--config", folder / "other.json", "--hardware", hardware});
   EXPECT_EQ(failed.status, 2);

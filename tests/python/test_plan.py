@@ -18,10 +18,13 @@ from support import expect, main, need, program, ranks
 
 need("torch", "transformers")
 
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
 import libzero
 from plan_models import MODELS, held
 
 _HERE: dict[str, Any] = {"device": "epyc 9654", "per_host": 2}
+_TINY = GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=32, vocab_size=100, bos_token_id=0, eos_token_id=0)
 _STATES = ("parameters", "gradients", "optimizer")
 
 
@@ -271,6 +274,33 @@ def test_says_what_the_program_says(group: Any) -> None:
     assert compared >= 8, compared
 
 
+# Without a function of the loss: labels are tokens, or one a sample; and a sample has as many tokens as the model takes.
+@ranks(1)
+def test_losses_of_transformers(group: Any) -> None:
+    sentence = "8 sequences of 32 tokens"
+    assert sentence in str(libzero.plan(GPT2LMHeadModel(_TINY), batch=8, hardware=_HERE))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
+    for kind, labels in ((None, 3), (None, 1), ("multi_label_classification", 3), ("regression", 2)):
+        config = BertConfig(**sizes, max_position_embeddings=32, num_labels=labels, problem_type=kind)
+        model = BertForSequenceClassification(config)
+        assert sentence in str(libzero.plan(model, batch=8, hardware=_HERE)), kind
+        assert model.config.problem_type == kind
+
+
+# BatchNorm1d trains no single sample: other micro-batches are planned, and the text says so.
+@ranks(1)
+def test_leaves_out_micro_batches_that_the_model_refuses(group: Any) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    loss = lambda made, n: made(torch.zeros(n, 64, dtype=made[0].weight.dtype)).float().sum()  # noqa: E731
+    plan = libzero.plan(model, loss, batch=8, hardware=_HERE)
+    assert {each["micro_batch"] for each in plan.candidates} == {2, 4}
+    assert "below 2 are left out" in str(plan) and "Expected more than 1 value" in str(plan)
+    plan = libzero.plan(model, loss, batch=8, hardware={**_HERE, "memory": 1e3, "host_memory": 1e3})
+    assert not plan.fits and {each["micro_batch"] for each in plan.candidates} == {2}
+    with expect(ValueError, "Expected more than 1 value"):
+        libzero.plan(model, loss, batch=2, hardware=_HERE)
+
+
 @ranks(1)
 def test_bad_input_is_named(group: Any) -> None:
     def fails(kind: type[BaseException], word: str, *arguments: Any, **keywords: Any) -> None:
@@ -314,6 +344,11 @@ def test_bad_input_is_named(group: Any) -> None:
     fails(libzero.Error, "aten::item", lambda model, n: loss_of_tied(model, n) * loss_of_tied(model, n).item())
     fails(libzero.Error, "cannot be traced", lambda model, n: model(torch.zeros(n, 32, dtype=torch.long)).view(7))
     fails(ValueError, "what I said", lambda model, n: (_ for _ in ()).throw(ValueError("what I said")))
+    fails(libzero.ConfigError, "sequence is 0", loss_of_tied, sequence=0)
+    fails(libzero.ConfigError, "type object is not JSON", loss_of_tied, hardware={"device": object()})
+    fails(libzero.ConfigError, "hardware is a list", loss_of_tied, hardware=["h100"])
+    with expect(libzero.ConfigError, "at most 32 tokens"):
+        libzero.plan(GPT2LMHeadModel(_TINY), batch=8, sequence=64, hardware=_HERE)
     with expect(libzero.ConfigError, "nn.Module"):
         libzero.plan(loss_of_tied, batch=8)  # type: ignore[arg-type]
     with expect(libzero.ConfigError, "has no shape yet"):

@@ -103,10 +103,16 @@ std::vector<int64_t> micro_batches(const Question& question) {
   // One of each octave: the power of two if it divides the batch, else the largest that does.
   std::vector<int64_t> all;
   const int64_t most = std::min(of_rank, question.most_micro_batch);
-  for (int64_t low = 1; low <= most; low *= 2) {
+  for (int64_t low = question.least_micro_batch; low <= most; low *= 2) {
     int64_t micro = of_rank % low == 0 ? low : std::min(2 * low - 1, most);
     while (micro > low && of_rank % micro != 0) --micro;
     if (of_rank % micro == 0) all.push_back(micro);
+  }
+  if (all.empty()) {
+    throw ConfigError(fmt::format(
+        "A rank has {} sequences of a step, which no micro-batch of {} or more divides. Give a "
+        "global batch that is a multiple of {}.",
+        of_rank, question.least_micro_batch, question.least_micro_batch * ranks));
   }
   return all;
 }

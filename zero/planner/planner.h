@@ -53,6 +53,8 @@ struct Question {
   /// divide a rank's batch, and between two of them where the lower does not, the largest that
   /// does.
   int64_t most_micro_batch = 64;
+  /// The micro-batches to try are at least this power of two: the model may refuse smaller ones.
+  int64_t least_micro_batch = 1;
   /// The times of updates to try beside those in the step, where an engine allows them.
   std::vector<Updates> updates{};
   /// Tries recomputation; a model that cannot recompute says no.

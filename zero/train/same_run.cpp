@@ -50,8 +50,7 @@ Json json_of(const RunSettings& run, const Dataset& data) {
   options["profile"] = !run.settings.program.profile.empty();
   const auto tokens = [](const TokenRange& range) -> Json {
     if (range.size() == 0) return 0;
-    return fmt::format("{} tokens with the checksum {:x}{}", range.size(), checksum(range),
-                       range.tokens->marked() ? " and marks" : "");
+    return identity(range);
   };
   settings["sizes"] = Json::parse(run.model);
   settings["data"] = {{"training", tokens(data.train)}, {"validation", tokens(data.validation)}};
@@ -59,6 +58,11 @@ Json json_of(const RunSettings& run, const Dataset& data) {
 }
 
 }  // namespace
+
+std::string identity(const TokenRange& range) {
+  return fmt::format("{} tokens with the checksum {:x}{}", range.size(), checksum(range),
+                     range.tokens->marked() ? " and marks" : "");
+}
 
 void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& data) {
   if (group.size() == 1) return;

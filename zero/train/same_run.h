@@ -1,12 +1,18 @@
 // Checks that all ranks were started for the same run.
 #pragma once
 
+#include <string>
+
 #include "zero/comm/group.h"
 #include "zero/data/dataset.h"
 #include "zero/train/resume.h"
 #include "zero/train/run_folder.h"
 
 namespace zero::train {
+
+/// Says in words what tells tokens from others: their number, a checksum of the first and the last
+/// 4096, and whether there are marks.
+std::string identity(const TokenRange& range);
 
 /// Throws ConfigError, which names the difference, if a rank was started with other options,
 /// another configuration or other data than rank 0. Otherwise a step's rate, a rank's share of the
