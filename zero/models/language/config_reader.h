@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -88,6 +89,16 @@ class ConfigReader {
                                   object_.at(key).dump(), nlohmann::json(supported).dump()));
   }
 
+  /// Returns what the file has of the keys of tokens with a role, nulls too (transformers has other
+  /// tokens by default where a key is absent), as the text of an object.
+  std::string token_ids(std::initializer_list<const char*> keys) const {
+    nlohmann::json ids = nlohmann::json::object();
+    for (const char* key : keys) {
+      if (object_.contains(key)) ids[key] = object_.at(key);
+    }
+    return ids.dump();
+  }
+
   /// Throws ConfigError for every key that is neither known nor null nor false.
   void refuse_others(const std::set<std::string_view>& known) const {
     for (const auto& [key, value] : object_.items()) {
@@ -98,7 +109,7 @@ class ConfigReader {
       throw ConfigError(
           fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
                       "Remove it if it changes nothing of the mathematics.",
-                      source_, key, value.dump()));
+                      source_, key, excerpt(value.dump())));
     }
   }
 

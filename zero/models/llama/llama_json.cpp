@@ -344,11 +344,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
   }
   read.refuse_others(known);
 
-  nlohmann::json ids = nlohmann::json::object();
-  for (const char* key : {"bos_token_id", "eos_token_id"}) {
-    if (read.has(key)) ids[key] = read.object().at(key);
-  }
-  config.token_ids = ids.dump();
+  config.token_ids = read.token_ids({"bos_token_id", "eos_token_id"});
   read.validate(config);
   config.windows = windows_of(read, config);
   return config;
