@@ -10,6 +10,7 @@
 
 #include "zero/base/error.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/language/config_checks.h"
 #include "zero/models/language/config_reader.h"
 #include "zero/models/layers/activation.h"
 
@@ -62,18 +63,6 @@ const std::map<std::string, Gpt2Config, std::less<>>& presets() {
   return table;
 }
 
-void check_positive(const char* key, int64_t value) {
-  if (value <= 0)
-    throw ConfigError(fmt::format("GPT-2's {} is {}; it must be positive.", key, value));
-}
-
-void check_probability(const char* key, double value) {
-  if (!(value >= 0 && value < 1)) {
-    throw ConfigError(
-        fmt::format("GPT-2's {} is {}; it must be at least 0 and less than 1.", key, value));
-  }
-}
-
 }  // namespace
 
 Gpt2Config& Gpt2Config::set_dropout(double p) {
@@ -82,26 +71,25 @@ Gpt2Config& Gpt2Config::set_dropout(double p) {
 }
 
 void Gpt2Config::validate() const {
-  check_positive("vocab_size", vocab_size);
-  check_positive("n_positions", context);
-  check_positive("n_embd", width);
-  check_positive("n_layer", layers);
-  check_positive("n_head", heads);
-  constexpr int64_t kMostLayers = 10'000;
-  if (layers > kMostLayers) {
-    throw ConfigError(fmt::format("GPT-2's n_layer is {}; it may be at most {}. Give fewer layers.",
-                                  layers, kMostLayers));
-  }
+  const auto check = [](const char* key, int64_t value, int64_t most) {
+    check_size("GPT-2", key, value, most);
+  };
+  check("vocab_size", vocab_size, LargestSizes::vocabulary);
+  check("n_positions", context, LargestSizes::context);
+  check("n_embd", width, LargestSizes::width);
+  check("n_layer", layers, LargestSizes::layers);
+  check("n_head", heads, LargestSizes::heads);
   if (inner < 0)
     throw ConfigError(
         fmt::format("GPT-2's n_inner is {}; it must be positive, or null for 4 * n_embd.", inner));
+  if (inner > 0) check("n_inner", inner, LargestSizes::inner);
   if (width % heads != 0) {
     throw ConfigError(
         fmt::format("GPT-2's n_embd of {} is not a multiple of its n_head of {}.", width, heads));
   }
-  check_probability("embd_pdrop", embedding_dropout);
-  check_probability("attn_pdrop", attention_dropout);
-  check_probability("resid_pdrop", residual_dropout);
+  check_probability("GPT-2", "embd_pdrop", embedding_dropout);
+  check_probability("GPT-2", "attn_pdrop", attention_dropout);
+  check_probability("GPT-2", "resid_pdrop", residual_dropout);
   const auto& known = activation_names();
   if (std::find(known.begin(), known.end(), activation) == known.end()) {
     throw ConfigError(fmt::format("GPT-2's activation_function is '{}', and only {} are supported.",
