@@ -352,7 +352,14 @@ TEST(Gpt2Config, NamesTheKeyThatIsWrong) {
         ThrowsMessage<ConfigError>(::testing::AllOf(HasSubstr("my.json"), HasSubstr(message))))
         << text;
   };
-  expect("{", "not valid JSON");
+  expect("{", "is not JSON (it ends too early)");
+  EXPECT_THAT(
+      [&] {
+        // nlohmann stops at a NUL.
+        Gpt2Config::from_json(std::string_view("{\"n_layer\": 2}\0\n, 3", 19), "my.json");
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("my.json is not JSON (line 1, column 15, at")));
+  expect(R"({"n_layer": 2, "n_layer": 3})", "names 'n_layer' twice");
   expect("[1]", "JSON object");
   expect(R"({"model_type": "llama"})", "'model_type' is \"llama\"");
   expect(R"({"activation_function": "relu6"})", "'relu6'");

@@ -42,18 +42,24 @@ inline constexpr std::array<std::string_view, 19> kIdleKeys{"architectures",
                                                             "return_dict",
                                                             "chunk_size_feed_forward"};
 
+/// Parses the text of a file that holds an object: `source` names it in errors. Throws ConfigError
+/// for what parse_json refuses, and for anything but an object.
+inline nlohmann::json parse_config(std::string_view text, std::string_view source) {
+  nlohmann::json object;
+  try {
+    object = parse_json(text);
+  } catch (const Error& error) {
+    throw ConfigError(fmt::format("{} {}.", source, error.what()));
+  }
+  if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
+  return object;
+}
+
 class ConfigReader {
  public:
-  /// `source` names the file in errors. Throws ConfigError for malformed JSON, and for anything but
-  /// an object.
-  ConfigReader(std::string_view text, std::string_view source) : source_(source) {
-    try {
-      object_ = nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception& error) {
-      throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, json_fault(text, error)));
-    }
-    if (!object_.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
-  }
+  /// As parse_config.
+  ConfigReader(std::string_view text, std::string_view source)
+      : object_(parse_config(text, source)), source_(source) {}
   /// Reads an object that lies in another one: `source` names both.
   ConfigReader(nlohmann::json object, std::string source)
       : object_(std::move(object)), source_(std::move(source)) {}
