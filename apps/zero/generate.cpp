@@ -103,11 +103,17 @@ std::vector<std::string> read_prompts(const std::string& path) {
 
 struct Input {
   std::string from;
+  std::string adapter;
+  BaseFormat quantize_base = BaseFormat::as_they_are;
   std::string prompt;        // one, or
   std::string prompts_file;  // a file of some
   std::string tokenizer;
   bool chat = false;
 };
+
+train::Options model_of(const Input& input) {
+  return train::options_of_model(input.from, input.adapter, input.quantize_base);
+}
 
 // All ranks need this, and rank 0 alone reads files for it.
 struct Encoded {
@@ -135,17 +141,16 @@ struct GivenTexts {
   explicit GivenTexts(const Input& input)
       : prompts(input.prompts_file.empty() ? std::vector{input.prompt}
                                            : read_prompts(input.prompts_file)),
-        tokenizer(input.tokenizer == "bytes"
-                      ? Tokenizer::bytes()
-                      : Tokenizer::load(input.tokenizer.empty() ? input.from : input.tokenizer)) {}
+        tokenizer(tokenizer_of(input)) {}
 
   Encoded encoded(const Input& input) const {
+    const auto base = model_of(input).from;
     const auto sizes =
-        language_model_config((std::filesystem::path(input.from) / "config.json").string());
+        language_model_config((std::filesystem::path(base) / "config.json").string());
     std::optional<ChatTemplate> chat;
     if (input.chat) chat = chat_of(tokenizer.file().parent_path());
     Encoded all{.prompts = {},
-                .stop_tokens = train::end_tokens(input.from, tokenizer),
+                .stop_tokens = train::end_tokens(base, tokenizer),
                 .vocabulary = std::min(tokenizer.vocab_size(), sizes->vocab_size())};
     for (const auto& prompt : prompts) {
       all.prompts.push_back(
@@ -159,6 +164,16 @@ struct GivenTexts {
   }
 
  private:
+  static Tokenizer tokenizer_of(const Input& input) {
+    if (input.tokenizer == "bytes") return Tokenizer::bytes();
+    if (!input.tokenizer.empty()) return Tokenizer::load(input.tokenizer);
+    // A run puts it beside its adapter, and other programs need not.
+    const std::filesystem::path own = input.from;
+    const bool has_one = std::filesystem::exists(own / "tokenizer.json") ||
+                         std::filesystem::exists(own / "tokenizer.model");
+    return Tokenizer::load(has_one ? input.from : model_of(input).from);
+  }
+
   static ChatTemplate chat_of(const std::filesystem::path& folder) {
     if (auto chat = ChatTemplate::load(folder)) return std::move(*chat);
     throw DataError(fmt::format(
@@ -189,7 +204,7 @@ int generate_on(const std::shared_ptr<comm::Group>& group, const Input& input, c
     message = texts->encoded(input).message();
   });
   const auto encoded = Encoded::of(comm::gather_texts(*group, message, "prompts").front());
-  train::LoadedModel loaded(input.from, config, group);
+  train::LoadedModel loaded(model_of(input), config, group);
   options.each.context = loaded.model().config().context();
   options.each.stop_tokens = encoded.stop_tokens;
   options.each.vocabulary = encoded.vocabulary;
@@ -219,9 +234,13 @@ int generate(const Arguments& arguments) {
   train::GenerateTextsOptions options;
   options.each.temperature = 0;
   options.each.tokens = 64;
-  parser.add_option("--from", input.from, "Folder with config.json, weights and a tokenizer")
+  parser
+      .add_option("--from", input.from,
+                  "Folder with config.json, weights and a tokenizer, or of a peft adapter")
       ->required()
       ->type_name("DIR");
+  parser.add_option("--adapter", input.adapter, "Folder of a peft adapter")->type_name("DIR");
+  add_base_format(parser, input.quantize_base);
   auto* one =
       parser.add_option("--prompt", input.prompt, "The text to continue")->type_name("TEXT");
   parser

@@ -2,18 +2,13 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <memory>
 #include <string>
 
 #include "apps/zero/options.h"
 #include "apps/zero/subcommands.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/weight_files.h"
-#include "zero/engine/engine.h"
-#include "zero/models/architectures.h"
-#include "zero/models/layers/initial_values.h"
-#include "zero/train/adapter_files.h"
-#include "zero/train/tuning.h"
+#include "zero/train/loaded_model.h"
 #include "zero/train/weights.h"
 
 namespace zero::app {
@@ -77,25 +72,13 @@ int merge(const Arguments& arguments) {
     throw ConfigError(fmt::format("The folder {} is not empty. Give another --out.", out));
   }
   const auto config = precision_of(WeightFiles(from));
-  std::unique_ptr<LanguageModel> model;
-  {
-    const WithoutValues none;
-    const auto sizes =
-        language_model_config((std::filesystem::path(from) / "config.json").string());
-    train::choose_head_of_adapter(*sizes, options);
-    model = sizes->build();
-  }
-  const auto lora = train::choose_trained(*model, options);
-  auto tensors = named_tensors(model->module());
-  tensors.values_follow = true;
-  Engine engine(std::move(tensors), {ParameterGroup{.optimizer = Sgd{.lr = 0}, .rest = true}},
-                config, comm::single());
-  fmt::print("{}\n", train::load_weights(engine, *model, lora, from));
-  load_adapter(engine, *lora, options.lora.adapter);
+  options.from = from;
+  train::LoadedModel loaded(options, config);
+  fmt::print("{}\n", loaded.report());
   std::filesystem::create_directories(target, error);
   if (error) throw ConfigError(fmt::format("Cannot make the folder {}: {}.", out, error.message()));
-  train::write_weights(engine, *model, lora, target, {.from = from});
-  fmt::print("{} layers merged; the model is in {}\n", lora->layers.size(), out);
+  train::write_weights(loaded.engine(), loaded.model(), loaded.lora(), target, {.from = from});
+  fmt::print("{} layers merged; the model is in {}\n", loaded.lora()->layers.size(), out);
   return 0;
 }
 

@@ -13,6 +13,8 @@
 #include "tests/support/run_program.h"
 #include "zero/engine/pretrained.h"
 #include "zero/models/architectures.h"
+#include "zero/models/lora/lora.h"
+#include "zero/train/adapter_files.h"
 
 namespace zero::test {
 namespace {
@@ -87,6 +89,39 @@ TEST_F(GenerateProgram, OnePromptIsPrintedWithWhatFollows) {
   EXPECT_EQ(one.status, 0) << one.err;
   EXPECT_TRUE(one.out.starts_with("once"));
   EXPECT_EQ(generate({"--prompt", "once", "-n", "2", "--stage", "3"}).out, one.out);
+}
+
+TEST_F(GenerateProgram, TakesAnAdapterAsARunLeavesIt) {
+  const std::string base = folder_ / "model";
+  const std::string adapter = folder_ / "adapter";
+  {
+    at::manual_seed(2);
+    const auto model = language_model_config(base)->build();
+    const auto lora = add_lora(model->module(), {.rank = 4, .alpha = 40, .prefix = "transformer."});
+    for (const auto& layer : lora.layers) {
+      const at::NoGradGuard none;
+      model->module().named_parameters()[layer.b()].normal_();
+    }
+    Engine engine(model->module(), Sgd{});
+    load_pretrained(engine, base, {.added = added_parameters(lora)});
+    std::filesystem::create_directory(adapter);
+    save_adapter(engine, lora, adapter, {.base_model = base});
+  }
+  const auto from = [&](const std::vector<std::string>& places) {
+    std::vector<std::string> command{ZERO_PROGRAM, "generate", "--tokenizer", "bytes",
+                                     "--tokens",   "10",       "--prompt",    "once"};
+    command.insert(command.end(), places.begin(), places.end());
+    const auto outcome = run(command, {{"OMP_NUM_THREADS", "1"}});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.out;
+  };
+  const auto merged = run(
+      {ZERO_PROGRAM, "merge", "--from", base, "--adapter", adapter, "--out", folder_ / "whole"});
+  ASSERT_EQ(merged.status, 0) << merged.err;
+  const auto expected = from({"--from", folder_ / "whole"});
+  EXPECT_NE(expected, from({"--from", base}));
+  EXPECT_EQ(from({"--from", adapter}), expected);
+  EXPECT_EQ(from({"--from", base, "--adapter", adapter, "-n", "2", "--stage", "3"}), expected);
 }
 
 TEST_F(GenerateProgram, WhatCannotBeUsedIsNamed) {

@@ -150,6 +150,10 @@ TEST_F(JsonLines, BadLinesAreNamedAndNothingIsWritten) {
   EXPECT_THAT(
       [&] { prepare({.inputs = {folder_ / "x"}, .output = folder_ / "out", .json_lines = true}); },
       ThrowsMessage<ConfigError>(HasSubstr("JSON lines need a tokenizer.json")));
+  folder_.write("model/tokenizer_config.json",
+                R"({"eos_token": "<|im_end|>", "chat_template": "{{ raise_exception('no') }}"})");
+  EXPECT_THAT([&] { prepared(chat); },
+              ThrowsMessage<DataError>(HasSubstr("lines.jsonl, line 1: The chat template of ")));
   folder_.write("model/tokenizer_config.json", R"({"eos_token": "<end>"})");
   EXPECT_THAT([&] { prepared(with_last("{\"text\": \"a\"}")); },
               ThrowsMessage<DataError>(HasSubstr("\"<end>\", which its tokenizer.json lacks")));
@@ -175,6 +179,7 @@ TEST_F(JsonLines, ALargeVocabularyMakesTokensOf32Bits) {
   for (auto& token : file["added_tokens"]) {
     if (token["content"] == "<|im_end|>") token["id"] = 70000;
   }
+  file["model"]["vocab"].erase("<|im_end|>");
   folder_.write("model/tokenizer.json", file.dump());
   const auto result = prepared(with_last("{\"text\": \"a b\"}"));
   EXPECT_EQ(result.vocab_size, 70001);

@@ -1,6 +1,7 @@
 // Tokenizers of a tokenizer.json against what Hugging Face's `tokenizers` gives (fixtures/make.py).
 #include "zero/data/tokenizer.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -161,6 +162,28 @@ TEST(TokenizerJson, BadFilesAreNamed) {
   expect(with("/added_tokens/0/id", -3), "its 'added_tokens' has the 'id' -3");
   expect(with("/added_tokens/0/id", 99999999), "has the token 99999999");
   expect(with("/added_tokens", 3), "is no array");
+  expect(good.dump() + '\0' + "more", "is not JSON (line 1, column ");
+  // Added tokens that contradict the vocabulary, or each other. A gap of ids is none.
+  const auto adding = [&](const json& tokens) {
+    auto changed = good;
+    for (const auto& [content, id] : tokens.items()) {
+      auto token = good["added_tokens"][0];
+      token["content"] = content;
+      token["id"] = id;
+      changed["added_tokens"].push_back(token);
+    }
+    return changed;
+  };
+  const uint64_t a = good["model"]["vocab"]["a"];
+  expect(adding({{"a", 900'000}}), fmt::format("\"a\" the id 900000, and elsewhere {}", a));
+  expect(adding({{"<new>", a}}), fmt::format("\"<new>\" the id {}, which \"a\" has", a));
+  expect(adding({{"<new>", 900'000}, {"<other>", 900'000}}), "the id 900000, which \"<new>\" has");
+  auto twice = adding({{"<new>", 900'000}});
+  twice["added_tokens"].push_back(twice["added_tokens"].back());
+  folder.write("good.json", twice.dump());
+  EXPECT_EQ(Tokenizer::load(folder / "good.json").token("<new>"), 900'000);
+  twice["added_tokens"].back()["id"] = 900'001;
+  expect(twice, "\"<new>\" the id 900001, and elsewhere 900000");
 }
 
 TEST(TokenizerJson, HardPatternsEndAndLongRunsAreEncoded) {

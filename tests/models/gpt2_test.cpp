@@ -305,7 +305,21 @@ TEST(Gpt2Config, ReadsHuggingFacesFile) {
           "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1,
           "summary_type": "cls_index", "task_specific_params": {"text-generation": {"do_sample": true}}, "vocab_size": 50257})",
       "config.json");
-  EXPECT_EQ(config, Gpt2Config{}.set_dropout(0.1));
+  EXPECT_THAT(config.to_json(), HasSubstr("\"eos_token_id\": 50256"));
+  auto published = Gpt2Config{}.set_dropout(0.1);
+  published.token_ids = config.token_ids;
+  EXPECT_EQ(config, published);
+  EXPECT_EQ(Gpt2Config::from_json(config.to_json(), "again"), config);
+  const auto distilled = Gpt2Config::from_json(
+      R"({"_num_labels": 1, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+          "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "id2label": {"0": "LABEL_0"}, "initializer_range": 0.02,
+          "label2id": {"LABEL_0": 0}, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+          "n_layer": 6, "n_positions": 1024, "n_special": 0, "output_past": true, "predict_special_tokens": true, "pruned_heads": {},
+          "resid_pdrop": 0.1, "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+          "summary_type": "cls_index", "summary_use_proj": true,
+          "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}, "vocab_size": 50257})",
+      "config.json");
+  EXPECT_EQ(distilled.layers, 6);
   EXPECT_EQ(Gpt2Config::from_json("{}", "x"), Gpt2Config{}.set_dropout(0.1))
       << "Hugging Face's defaults";
   const auto variant =
@@ -314,6 +328,15 @@ TEST(Gpt2Config, ReadsHuggingFacesFile) {
                             "x");
   EXPECT_EQ(variant.activation, "silu");
   EXPECT_EQ(Gpt2Config::from_json(variant.to_json(), "again"), variant);
+}
+
+// transformers' attribute_map sets the common names after the others.
+TEST(Gpt2Config, TakesTheNamesThatAllModelsHave) {
+  const auto config = Gpt2Config::from_json(
+      R"({"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3,
+          "max_position_embeddings": 12, "n_embd": 64, "n_head": 7, "vocab_size": 61})",
+      "x");
+  EXPECT_EQ(config, small().set_dropout(0.1));
 }
 
 TEST(Gpt2Config, NamesTheNearestPreset) {
@@ -329,7 +352,14 @@ TEST(Gpt2Config, NamesTheKeyThatIsWrong) {
         ThrowsMessage<ConfigError>(::testing::AllOf(HasSubstr("my.json"), HasSubstr(message))))
         << text;
   };
-  expect("{", "not valid JSON");
+  expect("{", "is not JSON (it ends too early)");
+  EXPECT_THAT(
+      [&] {
+        // nlohmann stops at a NUL.
+        Gpt2Config::from_json(std::string_view("{\"n_layer\": 2}\0\n, 3", 19), "my.json");
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("my.json is not JSON (line 1, column 15, at")));
+  expect(R"({"n_layer": 2, "n_layer": 3})", "names 'n_layer' twice");
   expect("[1]", "JSON object");
   expect(R"({"model_type": "llama"})", "'model_type' is \"llama\"");
   expect(R"({"activation_function": "relu6"})", "'relu6'");
@@ -340,6 +370,11 @@ TEST(Gpt2Config, NamesTheKeyThatIsWrong) {
   expect(R"({"attn_pdrop": 1.0})", "attn_pdrop is 1");
   expect(R"({"tie_word_embeddings": 1})", "true or false");
   expect(R"({"scale_attn_weights": 1})", "'scale_attn_weights'");
+  expect(R"({"n_layers": 2})", "'n_layers' is 2");
+  expect(R"({"hidden_act": "relu"})", "'hidden_act'");
+  expect(R"({"add_cross_attention": true})", "'add_cross_attention'");
+  expect(R"({"pruned_heads": {"1": [0]}})", "'pruned_heads'");
+  expect(R"({"num_hidden_layers": "2"})", "'num_hidden_layers'");
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ TEST(LanguageModels, ThatAreNotKnownAreRefusedWithTheNearestAndTheKnownOnes) {
               ThrowsMessage<ConfigError>(
                   AllOf(HasSubstr("this.json"), HasSubstr("\"mamba\""), HasSubstr("\"gpt2\""))));
   EXPECT_THAT(of(R"({"model_type": 3})"), ThrowsMessage<ConfigError>(HasSubstr("is 3")));
-  EXPECT_THAT(of("{"), ThrowsMessage<ConfigError>(HasSubstr("this.json is not valid JSON")));
+  EXPECT_THAT(of("{"), ThrowsMessage<ConfigError>(HasSubstr("this.json is not JSON")));
   EXPECT_THAT(of("[]"), ThrowsMessage<ConfigError>(HasSubstr("must hold a JSON object")));
 }
 

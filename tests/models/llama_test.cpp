@@ -202,12 +202,30 @@ TEST(LlamaConfig, ReadsBothSpellingsOfRotaryPositions) {
          "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
          "original_max_position_embeddings": 8192})"));
   EXPECT_EQ(llama3.kind, RotaryKind::llama3);
-  // rope_scaling wins, and the theta inside rope_parameters over the outer one.
-  const auto both = rotary(R"("rope_theta": 3, "rope_scaling": {"type": "linear", "factor": 2},
-         "rope_parameters": {"rope_type": "dynamic", "factor": 4, "rope_theta": 7})");
+  // A rope_scaling with keys drops rope_parameters, with their theta; an empty one counts for
+  // nothing.
+  const std::string parameters =
+      R"(, "rope_parameters": {"rope_type": "dynamic", "factor": 4, "rope_theta": 7})";
+  const std::string scaling = R"("rope_scaling": {"type": "linear", "factor": 2})";
+  const auto both = rotary(R"("rope_theta": 3, )" + scaling + parameters);
   EXPECT_EQ(both.kind, RotaryKind::linear);
-  EXPECT_EQ(both.theta, 7);
+  EXPECT_EQ(both.theta, 3);
   EXPECT_EQ(both.factor, 2);
+  EXPECT_EQ(rotary(scaling + parameters).theta, 10000);
+  const auto empty = rotary(R"("rope_theta": 3, "rope_scaling": {})" + parameters);
+  EXPECT_EQ(empty.kind, RotaryKind::dynamic);
+  EXPECT_EQ(empty.theta, 7);
+  EXPECT_EQ(empty.factor, 4);
+  // Gemma 3 puts its keys among those of full attention.
+  const auto gemma = LlamaConfig::from_json(R"({"model_type": "gemma3_text", "rope_theta": 3,
+      "rope_scaling": {"rope_type": "linear", "factor": 8},
+      "rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 4, "rope_theta": 7},
+                          "sliding_attention": {"rope_theta": 5}}})",
+                                            "c");
+  EXPECT_EQ(gemma.rotary.kind, RotaryKind::linear);
+  EXPECT_EQ(gemma.rotary.factor, 8);
+  EXPECT_EQ(gemma.rotary.theta, 7);
+  EXPECT_EQ(gemma.window_rotary->theta, 5);
 }
 
 TEST(LlamaConfig, TakesWeightsThatBitsandbytesHasQuantised) {
@@ -234,6 +252,11 @@ TEST(LlamaConfig, RefusesByNameWhatIsNotComputed) {
       {R"({"model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor", "0.5"},
       {R"({"model_type": "llama", "num_key_value_heads": 5})", "num_key_value_heads", "5"},
       {R"({"model_type": "llama", "head_dim": 7})", "head_dim", "7"},
+      {R"({"model_type": "llama", "vocab_size": 4611686018427387904})", "vocab_size",
+       "at most 2147483647"},
+      {R"({"model_type": "bert", "hidden_size": 4611686018427387904})", "hidden_size",
+       "at most 1048576"},
+      {R"({"model_type": "gpt2", "n_inner": 4611686018427387904})", "n_inner", "at most 16777216"},
       {R"({"model_type": "llama", "hidden_size": "x"})", "hidden_size", "whole number"},
       {R"({"model_type": "llama", "pad_token_id": 32000})", "pad_token_id", "32000"},
       {R"({"model_type": "qwen2", "use_sliding_window": true, "layer_types": ["x"]})",

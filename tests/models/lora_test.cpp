@@ -164,7 +164,8 @@ TEST(AddLora, RefusesWhatItCannotAdapt) {
               AllOf(HasSubstr("'fc'"), HasSubstr("zero::Projection")));
   EXPECT_THAT(message({.targets = {.names = {"norm"}}}), HasSubstr("'norm' is no linear layer"));
   EXPECT_THAT(message({.targets = {.names = {"oure"}}}), HasSubstr("'ours'"));
-  EXPECT_THAT(message({.targets = {.expression = "h\\..*"}}), HasSubstr("fits no module"));
+  EXPECT_THAT(message({.targets = {.expression = "h\\..*"}}),
+              HasSubstr("regular expression 'h\\..*', which fits no module's whole path ('fc')"));
   EXPECT_THAT(message({.targets = {.names = {"ours"}}}), HasSubstr("shares its weight"));
   EXPECT_THAT(message({}), HasSubstr("q_proj"));
   EXPECT_THAT(message({.rank = 0}), HasSubstr("rank"));
@@ -399,22 +400,31 @@ TEST(AdapterFiles, KeepModulesThatAreTrainedWhole) {
   const auto base = fixtures::folder("llama").string();
   const auto data = fixtures::variants("llama").front();
   auto settings = kSettings;
-  settings.modules_to_save = {"lm_head"};
+  settings.modules_to_save = {"lm_head", "norm", "layers.1.post_attention_layernorm"};
   const TemporaryFolder files;
   run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
     Tuned tuned(base, settings, config(2), group);
-    EXPECT_THAT(tuned.lora.saved_parameters, ElementsAre("lm_head.weight"));
+    EXPECT_THAT(tuned.lora.saved_parameters,
+                ::testing::UnorderedElementsAre("lm_head.weight", "model.norm.weight",
+                                                "model.layers.1.post_attention_layernorm.weight"));
     for (int i = 0; i < 2; ++i) tuned.step(data);
     EXPECT_FALSE(
         tuned.engine->parameter("lm_head.weight").equal(WeightFiles(base).read("lm_head.weight")));
     save_adapter(*tuned.engine, tuned.lora, files.path().string());
     group->barrier();
-    Tuned again(base, read_adapter_config(files.path().string()), config(3), group);
+    const auto read = read_adapter_config(files.path().string());
+    // To peft "norm" would be every module whose name ends with these letters.
+    EXPECT_THAT(read.modules_to_save,
+                ElementsAre("lm_head", "model.norm", "layers.1.post_attention_layernorm"));
+    Tuned again(base, read, config(3), group);
     load_adapter(*again.engine, again.lora, files.path().string());
     EXPECT_TRUE(again.logits(data).equal(tuned.logits(data)));
   });
   settings.modules_to_save = {"q_proj"};
   const auto model = language_model_config(base)->build();
+  EXPECT_THAT(message_of<ConfigError>(
+                  [&] { add_lora(model->module(), {.targets = {.names = {"lm_head"}}}); }),
+              AllOf(HasSubstr("'lm_head' is a table"), HasSubstr("modules_to_save")));
   EXPECT_THAT(message_of<ConfigError>([&] { add_lora(model->module(), settings); }),
               HasSubstr("either"));
   settings.targets = {.all_linear = true};

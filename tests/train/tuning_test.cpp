@@ -281,6 +281,8 @@ TEST_F(TuningTest, WhatCannotBeTrainedIsRefusedBeforeTheRun) {
     return message_of<Error>([&] { check_run(given, 1); });
   };
   EXPECT_THAT(refused([](Options& o) { o.freeze = "wtf"; }), HasSubstr("wtf"));
+  EXPECT_THAT(refused([](Options& o) { o.freeze = "h,wte,wpe,ln_f"; }),
+              HasSubstr("--freeze h,wte,wpe,ln_f freezes every parameter"));
   EXPECT_THAT(refused([](Options& o) { o.lora.targets = "c_attn"; }), HasSubstr("--lora-rank"));
   EXPECT_THAT(refused([](Options& o) { o.lora.quantize_base = BaseFormat::nf4; }),
               HasSubstr("--lora-rank"));

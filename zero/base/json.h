@@ -11,9 +11,9 @@ namespace zero {
 inline constexpr int kMaxJsonDepth = 32;
 
 /// Parses JSON. Throws Error for text that is not JSON, for an object that names a key twice
-/// (nlohmann keeps the last), and for values that nest deeper than kMaxJsonDepth (nlohmann prints
-/// and copies them by recursion). The message says what the text does ("names 'x' twice") and is
-/// without a full stop.
+/// (nlohmann keeps the last), for a NUL (nlohmann drops what follows it), and for values that nest
+/// deeper than kMaxJsonDepth (nlohmann prints and copies them by recursion). The message says what
+/// the text does ("names 'x' twice") and is without a full stop.
 nlohmann::json parse_json(std::string_view text, bool comments = false);
 
 /// Says in words where and why `text` is not JSON: "line 2, column 23, at 'x}'".

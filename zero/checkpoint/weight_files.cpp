@@ -53,8 +53,17 @@ struct Index {
 };
 
 Index read_index(const fs::path& index) {
-  const auto text = read_file(index, fail<CheckpointError>);
-  const auto object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json object;
+  try {
+    object = parse_json(read_file(index, fail<CheckpointError>));
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const Error& error) {
+    throw CheckpointError(
+        fmt::format("{} is damaged: it {}. It should have an object 'weight_map' of tensors and "
+                    "files.",
+                    index.string(), error.what()));
+  }
   const auto map = object.is_object() ? object.find("weight_map") : object.end();
   if (map == object.end() || !map->is_object() || map->empty()) {
     throw CheckpointError(fmt::format(

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
@@ -24,8 +25,10 @@ void LineWriter::refuse(size_t offset, std::string_view why) const {
   const auto pieces = text_.pieces(place.begin, offset);
   for (auto piece = pieces(); !piece.empty(); piece = pieces())
     line += static_cast<size_t>(std::count(piece.begin(), piece.end(), '\n'));
-  throw DataError(
-      fmt::format("{}, line {}: it {}. Nothing was written.", place.file.string(), line, why));
+  // A chat template's failure is a sentence of its own.
+  const bool sentence = !why.empty() && std::isupper(static_cast<unsigned char>(why.front())) != 0;
+  throw DataError(fmt::format("{}, line {}: {}{}. Nothing was written.", place.file.string(), line,
+                              sentence ? "" : "it ", why));
 }
 
 void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t& tokens,

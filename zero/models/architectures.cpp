@@ -11,10 +11,10 @@
 #include <system_error>
 
 #include "zero/base/error.h"
-#include "zero/base/json.h"
 #include "zero/base/json_kind.h"
 #include "zero/models/bert/bert_language_model.h"
 #include "zero/models/gpt2/gpt2_language_model.h"
+#include "zero/models/language/config_reader.h"
 #include "zero/models/llama/llama_language_model.h"
 
 namespace zero {
@@ -71,13 +71,7 @@ std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name
 
 std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string_view json,
                                                                      std::string_view source) {
-  nlohmann::json object;
-  try {
-    object = nlohmann::json::parse(json);
-  } catch (const nlohmann::json::exception& error) {
-    throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, json_fault(json, error)));
-  }
-  if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
+  const auto object = parse_config(json, source);
   const auto type = object.find("model_type");
   if (const auto kind = kind_of(object); kind != JsonKind::model && kind != JsonKind::unknown) {
     throw ConfigError(fmt::format("{} is {}, and no model. Give a model's config.json.", source,

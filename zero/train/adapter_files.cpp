@@ -127,12 +127,62 @@ Json target_modules(const Lora& lora) {
   return paths;
 }
 
+bool ends_with_name(std::string_view path, std::string_view name) {
+  return path == name || path.ends_with(fmt::format(".{}", name));
+}
+
+/// Returns the names by which peft finds the modules that are trained whole. It takes every module
+/// whose path ends with the letters of a name: "norm" would be "input_layernorm" too. A name that
+/// means others there is replaced by the shortest ends of paths that mean none.
+std::vector<std::string> saved_modules(const Lora& lora, const std::vector<std::string>& names) {
+  std::set<std::string> modules;
+  for (const auto& name : names) {
+    const auto path = published(lora.settings, name);
+    for (auto dot = path.rfind('.'); dot != std::string::npos && dot > 0;
+         dot = path.rfind('.', dot - 1))
+      modules.insert(path.substr(0, dot));
+  }
+  std::set<std::string> saved;
+  for (const auto& name : lora.settings.modules_to_save) {
+    for (const auto& path : modules) {
+      if (ends_with_name(path, name)) saved.insert(path);
+    }
+  }
+  const auto means_others = [&](std::string_view end) {
+    return std::any_of(modules.begin(), modules.end(), [&](const std::string& path) {
+      return path.ends_with(end) && !saved.contains(path);
+    });
+  };
+  std::vector<std::string> ends;
+  const auto add = [&](std::string_view end) {
+    if (std::find(ends.begin(), ends.end(), end) == ends.end()) ends.emplace_back(end);
+  };
+  for (const auto& name : lora.settings.modules_to_save) {
+    if (!means_others(name)) {
+      add(name);
+      continue;
+    }
+    for (const auto& path : saved) {
+      if (!ends_with_name(path, name)) continue;
+      auto begin = path.size();
+      do {
+        const auto dot = begin == 0 ? std::string::npos : path.rfind('.', begin - 1);
+        begin = dot == std::string::npos ? 0 : dot;
+      } while (begin > 0 && means_others(std::string_view(path).substr(begin + 1)));
+      add(std::string_view(path).substr(begin == 0 ? 0 : begin + 1));
+    }
+  }
+  return ends;
+}
+
 Json whole_if_it_is(double value) {
   return value == std::floor(value) && std::abs(value) < 1e15 ? Json(static_cast<int64_t>(value))
                                                               : Json(value);
 }
 
-std::string config_of(const Lora& lora, const SaveAdapterOptions& options) {
+/// `names` are those of the model's parameters.
+std::string config_of(const Lora& lora, const std::vector<std::string>& names,
+                      const SaveAdapterOptions& options) {
   const auto& settings = lora.settings;
   const Json json{
       {"peft_type", "LORA"},
@@ -146,7 +196,7 @@ std::string config_of(const Lora& lora, const SaveAdapterOptions& options) {
       {"use_dora", settings.dora},
       {"target_modules", target_modules(lora)},
       {"modules_to_save",
-       settings.modules_to_save.empty() ? Json() : Json(settings.modules_to_save)},
+       settings.modules_to_save.empty() ? Json() : Json(saved_modules(lora, names))},
       {"fan_in_fan_out", lora.in_out},
       {"bias", "none"}};
   // A path need not be UTF-8.
@@ -207,7 +257,11 @@ void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
                   const SaveAdapterOptions& options) {
   std::vector<TensorInfo> infos;
   std::map<std::string, std::vector<int64_t>> shapes;
-  for (auto& info : engine.parameter_infos()) shapes[info.name] = std::move(info.shape);
+  std::vector<std::string> all;
+  for (auto& info : engine.parameter_infos()) {
+    all.push_back(info.name);
+    shapes[info.name] = std::move(info.shape);
+  }
   const auto names = parameters_of(lora);
   const auto key = [&](const std::string& name) {
     return std::string(kPeftPrefix) + published(lora.settings, name);
@@ -234,7 +288,7 @@ void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
   attempt([&] {
     file->commit();
     const fs::path place(folder);
-    write_file(place / kAdapterConfig, config_of(lora, options), fail<CheckpointError>);
+    write_file(place / kAdapterConfig, config_of(lora, all, options), fail<CheckpointError>);
     std::error_code ignored;
     if (options.labels.empty()) {
       fs::remove(place / kAdapterLabels, ignored);

@@ -17,16 +17,13 @@
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_texts.h"
 #include "zero/data/prepare.h"
-#include "zero/engine/engine.h"
 #include "zero/models/architectures.h"
-#include "zero/models/layers/initial_values.h"
-#include "zero/train/adapter_files.h"
 #include "zero/train/evaluation.h"
+#include "zero/train/loaded_model.h"
 #include "zero/train/make_task.h"
 #include "zero/train/parts.h"
 #include "zero/train/tuning.h"
 #include "zero/train/validator.h"
-#include "zero/train/weights.h"
 
 namespace zero::train {
 namespace {
@@ -124,28 +121,7 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
 }
 
 Options program_of(const EvaluateOptions& options) {
-  Options program;
-  program.from = options.from;
-  std::error_code unknown;
-  if (!fs::is_directory(options.from, unknown)) {
-    throw ConfigError(
-        fmt::format("There is no folder {}. Give one that has config.json and weights, or that of "
-                    "an adapter.",
-                    options.from));
-  }
-  program.lora.adapter = options.adapter;
-  std::error_code ignored;
-  if (options.adapter.empty() && fs::exists(fs::path(options.from) / kAdapterConfig, ignored)) {
-    program.from = base_model_of(options.from);
-    program.lora.adapter = options.from;
-  }
-  program.lora.quantize_base = options.quantize_base;
-  if (options.quantize_base != BaseFormat::as_they_are && !program.lora.on()) {
-    throw ConfigError(
-        fmt::format("--lora-quantize-base says what an adapter was trained on, and {} is no folder "
-                    "of an adapter. Give one (--adapter), or leave the option out.",
-                    options.from));
-  }
+  auto program = options_of_model(options.from, options.adapter, options.quantize_base);
   program.data = options.data;
   program.task = options.task;
   program.mask_token = options.mask_token;
@@ -260,26 +236,14 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
   auto tokens = comm::agree<DataError>(*group, "Opening the data",
                                        [&] { return task_data(program, data, *sizes, 0, 1); });
   folder.reset();  // all ranks have opened its files
-  std::unique_ptr<LanguageModel> model;
-  {
-    const WithoutValues none;
-    model = sizes->build();
-  }
-  const auto lora = choose_trained(*model, program);
-  auto tensors = named_tensors(model->module());
-  tensors.values_follow = true;
-  // Nothing is trained, so the optimizer is one without states.
   Config config;
   config.stage = options.stage;
   config.bf16 = options.bf16;
-  Engine engine(std::move(tensors), {ParameterGroup{.optimizer = Sgd{}, .rest = true}}, config,
-                group);
-  (void)load_weights(engine, *model, lora, program.from);
-  if (lora) load_adapter(engine, *lora, program.lora.adapter);
-  const auto task = make_task(*model, std::move(tokens), program, 0, 1, 1);
+  LoadedModel loaded(*sizes, program, config, group);
+  const auto task = make_task(loaded.model(), std::move(tokens), program, 0, 1, 1);
 
   const Evaluated evaluated{.task = *task,
-                            .model = model->module(),
+                            .model = loaded.model().module(),
                             .group = *group,
                             .autocast = config.autocast_dtype(),
                             .rows = options.micro_batch};

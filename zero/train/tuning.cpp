@@ -30,7 +30,17 @@ LoraSettings settings_of(const LoraOptions& options) {
 
 std::optional<Lora> choose_trained(LanguageModel& model, const Options& options) {
   auto& module = model.module();
-  if (!options.freeze.empty()) freeze(module, NamePattern::parse(options.freeze));
+  if (!options.freeze.empty()) {
+    freeze(module, NamePattern::parse(options.freeze));
+    const auto parameters = module.parameters();
+    if (std::none_of(parameters.begin(), parameters.end(),
+                     [](const at::Tensor& each) { return each.requires_grad(); })) {
+      throw ConfigError(fmt::format(
+          "--freeze {} freezes every parameter, so that nothing is left to train. Name fewer, or "
+          "train an adapter (--lora-rank).",
+          options.freeze));
+    }
+  }
   if (!options.lora.on()) return std::nullopt;
   auto settings = settings_of(options.lora);
   settings.prefix = model.path_prefix();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -108,6 +109,7 @@ TokenizerJson::TokenizerJson(std::string_view json, std::string_view source) {
 void TokenizerJson::add_tokens(const nlohmann::json& list) {
   if (list.is_null()) return;
   if (!list.is_array()) throw Error("is no array");
+  std::map<uint32_t, std::string> contents;
   for (const auto& each : list) {
     const auto id = required<uint64_t>(each, "id");
     AddedToken token{.content = required<std::string>(each, "content"),
@@ -118,6 +120,17 @@ void TokenizerJson::add_tokens(const nlohmann::json& list) {
                      .normalized = optional_member(each, "normalized", false),
                      .special = optional_member(each, "special", false)};
     if (id >= kMostAddedToken) throw Error(fmt::format("has the token {}", id));
+    if (const auto other = this->id(token.content); other && *other != id) {
+      throw Error(fmt::format("gives the token {} the id {}, and elsewhere {}",
+                              in_quotes(token.content), id, *other));
+    }
+    const bool known = id < known_.size() && known_[id];
+    const auto& owner =
+        contents.emplace(token.id, known ? pieces_[id] : token.content).first->second;
+    if (owner != token.content) {
+      throw Error(fmt::format("gives the token {} the id {}, which {} has",
+                              in_quotes(token.content), id, in_quotes(owner)));
+    }
     const size_t size = std::max<size_t>(pieces_.size(), id + 1);
     pieces_.resize(size);
     known_.resize(size);

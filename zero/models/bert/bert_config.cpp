@@ -10,6 +10,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
+#include "zero/models/language/config_checks.h"
 #include "zero/models/language/config_reader.h"
 #include "zero/models/layers/activation.h"
 
@@ -18,17 +19,7 @@ namespace {
 
 constexpr std::string_view kClassifier = "BertForSequenceClassification";
 
-void check_size(const char* key, int64_t value, int64_t most = INT64_MAX) {
-  if (value > 0 && value <= most) return;
-  throw ConfigError(fmt::format("BERT's {} is {}; it must be positive{}.", key, value,
-                                most < INT64_MAX ? fmt::format(" and at most {}", most) : ""));
-}
-
-void check_probability(const char* key, double value) {
-  if (value >= 0 && value < 1) return;
-  throw ConfigError(
-      fmt::format("BERT's {} is {}; it must be at least 0 and less than 1.", key, value));
-}
+void check(const char* key, int64_t value, int64_t most) { check_size("BERT", key, value, most); }
 
 Head head_of(const ConfigReader& read) {
   if (!read.has("architectures")) return Head::masked_token;
@@ -43,7 +34,7 @@ Head head_of(const ConfigReader& read) {
 std::vector<std::string> labels_of(const ConfigReader& read) {
   if (!read.has("id2label")) {
     const auto count = read.get<int64_t>("num_labels", 2);
-    check_size("num_labels", count, 1 << 20);
+    check("num_labels", count, 1 << 20);
     std::vector<std::string> labels;
     for (int64_t i = 0; i < count; ++i) labels.push_back(fmt::format("LABEL_{}", i));
     return labels;
@@ -67,21 +58,21 @@ std::vector<std::string> labels_of(const ConfigReader& read) {
 }  // namespace
 
 void BertConfig::validate() const {
-  check_size("vocab_size", vocab_size);
-  check_size("max_position_embeddings", context);
-  check_size("hidden_size", width);
-  check_size("intermediate_size", inner);
-  check_size("num_hidden_layers", layers, 10'000);
-  check_size("num_attention_heads", heads);
-  check_size("type_vocab_size", types);
+  check("vocab_size", vocab_size, LargestSizes::vocabulary);
+  check("max_position_embeddings", context, LargestSizes::context);
+  check("hidden_size", width, LargestSizes::width);
+  check("intermediate_size", inner, LargestSizes::inner);
+  check("num_hidden_layers", layers, LargestSizes::layers);
+  check("num_attention_heads", heads, LargestSizes::heads);
+  check("type_vocab_size", types, LargestSizes::vocabulary);
   if (width % heads != 0) {
     throw ConfigError(
         fmt::format("BERT's hidden_size of {} is not a multiple of its num_attention_heads of {}.",
                     width, heads));
   }
-  check_probability("hidden_dropout_prob", hidden_dropout);
-  check_probability("attention_probs_dropout_prob", attention_dropout);
-  if (classifier_dropout >= 0) check_probability("classifier_dropout", classifier_dropout);
+  check_probability("BERT", "hidden_dropout_prob", hidden_dropout);
+  check_probability("BERT", "attention_probs_dropout_prob", attention_dropout);
+  if (classifier_dropout >= 0) check_probability("BERT", "classifier_dropout", classifier_dropout);
   const auto& known = activation_names();
   if (std::find(known.begin(), known.end(), activation) == known.end()) {
     throw ConfigError(fmt::format("BERT's hidden_act is '{}', and only {} are supported.",
@@ -160,18 +151,14 @@ BertConfig BertConfig::from_json(std::string_view json, std::string_view source)
   config.attention_dropout = get("attention_probs_dropout_prob", config.attention_dropout);
   if (read.has("classifier_dropout")) {
     config.classifier_dropout = get("classifier_dropout", config.classifier_dropout);
-    check_probability("classifier_dropout", config.classifier_dropout);
+    check_probability("BERT", "classifier_dropout", config.classifier_dropout);
   }
   config.initializer_range = get("initializer_range", config.initializer_range);
   if (read.object().contains("pad_token_id"))
     config.padding = read.has("pad_token_id") ? read.get("pad_token_id", config.padding) : -1;
   if (config.head == Head::masked_token) read.require("tie_word_embeddings", true);
   read.refuse_others(known);
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", source, error.what()));
-  }
+  read.validate(config);
   return config;
 }
 

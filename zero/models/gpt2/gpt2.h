@@ -43,6 +43,8 @@ struct Gpt2Config {
   bool scale_scores_by_layer = false;  ///< and by the layer's number, from 1
   /// "gelu_new" (the tanh form), "gelu" (erf), "relu", "silu" or "tanh".
   std::string activation = "gelu_new";
+  /// Keys of config.json that mean nothing here and are written as they were read: an object.
+  std::string token_ids = "{}";
 
   /// Sets all three dropout probabilities.
   Gpt2Config& set_dropout(double p);
@@ -60,9 +62,10 @@ struct Gpt2Config {
   std::string to_json() const;
 
   /// Returns the config that a Hugging Face config.json describes. Keys that are absent take
-  /// Hugging Face's defaults (dropout 0.1); keys that do not bear on the model are ignored.
-  /// ConfigError, which names `source`, for malformed JSON, another model type, a variant that Gpt2
-  /// does not compute, or sizes that do not validate.
+  /// Hugging Face's defaults (dropout 0.1). The names that every model of transformers has for its
+  /// sizes (hidden_size, num_hidden_layers, num_attention_heads, max_position_embeddings) count
+  /// before GPT-2's own, as they do there. Throws ConfigError, which names `source`, for malformed
+  /// JSON, another model type, a key that Gpt2 does not compute, or sizes that do not validate.
   static Gpt2Config from_json(std::string_view json, std::string_view source);
 
   /// "gpt2" (124 M), "gpt2-medium", "gpt2-large", "gpt2-xl" or "gpt2-nano" (6 layers, 384 wide, 6

@@ -5,15 +5,52 @@
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 
 #include "zero/base/error.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/language/config_checks.h"
 #include "zero/models/language/config_reader.h"
 #include "zero/models/layers/activation.h"
 
 namespace zero {
 namespace {
+
+// Keys of published files that change nothing of what a language model computes in training: of
+// other heads, of generation, and of how the first versions of transformers ran.
+constexpr std::array<std::string_view, 32> kIdle{"n_ctx",
+                                                 "n_special",
+                                                 "predict_special_tokens",
+                                                 "output_past",
+                                                 "reorder_and_upcast_attn",
+                                                 "gradient_checkpointing",
+                                                 "torchscript",
+                                                 "output_attentions",
+                                                 "output_hidden_states",
+                                                 "use_return_dict",
+                                                 "num_labels",
+                                                 "problem_type",
+                                                 "finetuning_task",
+                                                 "task_specific_params",
+                                                 "prefix",
+                                                 "summary_activation",
+                                                 "summary_first_dropout",
+                                                 "summary_proj_to_labels",
+                                                 "summary_type",
+                                                 "summary_use_proj",
+                                                 "bad_words_ids",
+                                                 "diversity_penalty",
+                                                 "early_stopping",
+                                                 "encoder_no_repeat_ngram_size",
+                                                 "length_penalty",
+                                                 "min_length",
+                                                 "no_repeat_ngram_size",
+                                                 "num_beam_groups",
+                                                 "num_beams",
+                                                 "num_return_sequences",
+                                                 "repetition_penalty",
+                                                 "typical_p"};
 
 const std::map<std::string, Gpt2Config, std::less<>>& presets() {
   static const std::map<std::string, Gpt2Config, std::less<>> table{
@@ -26,18 +63,6 @@ const std::map<std::string, Gpt2Config, std::less<>>& presets() {
   return table;
 }
 
-void check_positive(const char* key, int64_t value) {
-  if (value <= 0)
-    throw ConfigError(fmt::format("GPT-2's {} is {}; it must be positive.", key, value));
-}
-
-void check_probability(const char* key, double value) {
-  if (!(value >= 0 && value < 1)) {
-    throw ConfigError(
-        fmt::format("GPT-2's {} is {}; it must be at least 0 and less than 1.", key, value));
-  }
-}
-
 }  // namespace
 
 Gpt2Config& Gpt2Config::set_dropout(double p) {
@@ -46,26 +71,25 @@ Gpt2Config& Gpt2Config::set_dropout(double p) {
 }
 
 void Gpt2Config::validate() const {
-  check_positive("vocab_size", vocab_size);
-  check_positive("n_positions", context);
-  check_positive("n_embd", width);
-  check_positive("n_layer", layers);
-  check_positive("n_head", heads);
-  constexpr int64_t kMostLayers = 10'000;
-  if (layers > kMostLayers) {
-    throw ConfigError(fmt::format("GPT-2's n_layer is {}; it may be at most {}. Give fewer layers.",
-                                  layers, kMostLayers));
-  }
+  const auto check = [](const char* key, int64_t value, int64_t most) {
+    check_size("GPT-2", key, value, most);
+  };
+  check("vocab_size", vocab_size, LargestSizes::vocabulary);
+  check("n_positions", context, LargestSizes::context);
+  check("n_embd", width, LargestSizes::width);
+  check("n_layer", layers, LargestSizes::layers);
+  check("n_head", heads, LargestSizes::heads);
   if (inner < 0)
     throw ConfigError(
         fmt::format("GPT-2's n_inner is {}; it must be positive, or null for 4 * n_embd.", inner));
+  if (inner > 0) check("n_inner", inner, LargestSizes::inner);
   if (width % heads != 0) {
     throw ConfigError(
         fmt::format("GPT-2's n_embd of {} is not a multiple of its n_head of {}.", width, heads));
   }
-  check_probability("embd_pdrop", embedding_dropout);
-  check_probability("attn_pdrop", attention_dropout);
-  check_probability("resid_pdrop", residual_dropout);
+  check_probability("GPT-2", "embd_pdrop", embedding_dropout);
+  check_probability("GPT-2", "attn_pdrop", attention_dropout);
+  check_probability("GPT-2", "resid_pdrop", residual_dropout);
   const auto& known = activation_names();
   if (std::find(known.begin(), known.end(), activation) == known.end()) {
     throw ConfigError(fmt::format("GPT-2's activation_function is '{}', and only {} are supported.",
@@ -120,31 +144,46 @@ std::string Gpt2Config::to_json() const {
   if (!scale_scores) object["scale_attn_weights"] = false;
   if (scale_scores_by_layer) object["scale_attn_by_inverse_layer_idx"] = true;
   if (inner > 0) object["n_inner"] = inner;
+  object.update(nlohmann::ordered_json::parse(token_ids));
   return object.dump(2) + "\n";
 }
 
 Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source) {
   const ConfigReader read(text, source);
+  std::set<std::string_view> known(kIdleKeys.begin(), kIdleKeys.end());
+  known.insert(kIdle.begin(), kIdle.end());
+  const auto get = [&]<typename T>(const char* key, T fallback) {
+    known.insert(key);
+    return read.get<T>(key, fallback);
+  };
+  // transformers sets the common name after GPT-2's own.
+  const auto size = [&](const char* key, const char* common, int64_t fallback) {
+    return get(common, get(key, fallback));
+  };
   read.require<std::string>("model_type", "gpt2");
-  read.require("add_cross_attention", false);
+  known.insert("model_type");
 
   Gpt2Config config;
-  config.vocab_size = read.get("vocab_size", config.vocab_size);
-  config.context = read.get("n_positions", config.context);
-  config.width = read.get("n_embd", config.width);
-  config.layers = read.get("n_layer", config.layers);
-  config.heads = read.get("n_head", config.heads);
-  config.inner = read.get("n_inner", config.inner);
-  config.embedding_dropout = read.get("embd_pdrop", 0.1);
-  config.attention_dropout = read.get("attn_pdrop", 0.1);
-  config.residual_dropout = read.get("resid_pdrop", 0.1);
-  config.layer_norm_eps = read.get("layer_norm_epsilon", config.layer_norm_eps);
-  config.initializer_range = read.get("initializer_range", config.initializer_range);
-  config.tie_word_embeddings = read.get("tie_word_embeddings", config.tie_word_embeddings);
-  config.scale_scores = read.get("scale_attn_weights", config.scale_scores);
+  config.vocab_size = get("vocab_size", config.vocab_size);
+  config.context = size("n_positions", "max_position_embeddings", config.context);
+  config.width = size("n_embd", "hidden_size", config.width);
+  config.layers = size("n_layer", "num_hidden_layers", config.layers);
+  config.heads = size("n_head", "num_attention_heads", config.heads);
+  config.inner = get("n_inner", config.inner);
+  config.embedding_dropout = get("embd_pdrop", 0.1);
+  config.attention_dropout = get("attn_pdrop", 0.1);
+  config.residual_dropout = get("resid_pdrop", 0.1);
+  config.layer_norm_eps = get("layer_norm_epsilon", config.layer_norm_eps);
+  config.initializer_range = get("initializer_range", config.initializer_range);
+  config.tie_word_embeddings = get("tie_word_embeddings", config.tie_word_embeddings);
+  config.scale_scores = get("scale_attn_weights", config.scale_scores);
   config.scale_scores_by_layer =
-      read.get("scale_attn_by_inverse_layer_idx", config.scale_scores_by_layer);
-  config.activation = activation_called(read.get("activation_function", config.activation));
+      get("scale_attn_by_inverse_layer_idx", config.scale_scores_by_layer);
+  config.activation = activation_called(get("activation_function", config.activation));
+  if (read.object().value("pruned_heads", nlohmann::json::object()).empty())
+    known.insert("pruned_heads");
+  read.refuse_others(known);
+  config.token_ids = read.token_ids({"bos_token_id", "eos_token_id", "pad_token_id"});
   read.validate(config);
   return config;
 }

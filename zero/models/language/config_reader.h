@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -41,18 +42,24 @@ inline constexpr std::array<std::string_view, 19> kIdleKeys{"architectures",
                                                             "return_dict",
                                                             "chunk_size_feed_forward"};
 
+/// Parses the text of a file that holds an object: `source` names it in errors. Throws ConfigError
+/// for what parse_json refuses, and for anything but an object.
+inline nlohmann::json parse_config(std::string_view text, std::string_view source) {
+  nlohmann::json object;
+  try {
+    object = parse_json(text);
+  } catch (const Error& error) {
+    throw ConfigError(fmt::format("{} {}.", source, error.what()));
+  }
+  if (!object.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
+  return object;
+}
+
 class ConfigReader {
  public:
-  /// `source` names the file in errors. Throws ConfigError for malformed JSON, and for anything but
-  /// an object.
-  ConfigReader(std::string_view text, std::string_view source) : source_(source) {
-    try {
-      object_ = nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception& error) {
-      throw ConfigError(fmt::format("{} is not valid JSON: {}.", source, json_fault(text, error)));
-    }
-    if (!object_.is_object()) throw ConfigError(fmt::format("{} must hold a JSON object.", source));
-  }
+  /// As parse_config.
+  ConfigReader(std::string_view text, std::string_view source)
+      : object_(parse_config(text, source)), source_(source) {}
   /// Reads an object that lies in another one: `source` names both.
   ConfigReader(nlohmann::json object, std::string source)
       : object_(std::move(object)), source_(std::move(source)) {}
@@ -88,6 +95,16 @@ class ConfigReader {
                                   object_.at(key).dump(), nlohmann::json(supported).dump()));
   }
 
+  /// Returns what the file has of the keys of tokens with a role, nulls too (transformers has other
+  /// tokens by default where a key is absent), as the text of an object.
+  std::string token_ids(std::initializer_list<const char*> keys) const {
+    nlohmann::json ids = nlohmann::json::object();
+    for (const char* key : keys) {
+      if (object_.contains(key)) ids[key] = object_.at(key);
+    }
+    return ids.dump();
+  }
+
   /// Throws ConfigError for every key that is neither known nor null nor false.
   void refuse_others(const std::set<std::string_view>& known) const {
     for (const auto& [key, value] : object_.items()) {
@@ -98,7 +115,7 @@ class ConfigReader {
       throw ConfigError(
           fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
                       "Remove it if it changes nothing of the mathematics.",
-                      source_, key, value.dump()));
+                      source_, key, excerpt(value.dump())));
     }
   }
 

@@ -6,32 +6,22 @@
 #include <cmath>
 
 #include "zero/base/error.h"
+#include "zero/models/language/config_checks.h"
 
 namespace zero {
-namespace {
-
-void check_size(const char* key, int64_t value) {
-  if (value > 0) return;
-  throw ConfigError(fmt::format("The model's {} is {}; it must be positive.", key, value));
-}
-
-}  // namespace
 
 void LlamaConfig::validate() const {
-  check_size("vocab_size", vocab_size);
-  check_size("max_position_embeddings", context);
-  check_size("hidden_size", width);
-  check_size("intermediate_size", inner);
-  check_size("num_hidden_layers", layers);
-  check_size("num_attention_heads", heads);
-  check_size("num_key_value_heads", key_heads);
-  check_size("head_dim", head_dim);
-  constexpr int64_t kMostLayers = 10'000;
-  if (layers > kMostLayers) {
-    throw ConfigError(
-        fmt::format("The model's num_hidden_layers is {}; it may be at most {}. Give fewer layers.",
-                    layers, kMostLayers));
-  }
+  const auto check = [](const char* key, int64_t value, int64_t most) {
+    check_size("The model", key, value, most);
+  };
+  check("vocab_size", vocab_size, LargestSizes::vocabulary);
+  check("max_position_embeddings", context, LargestSizes::context);
+  check("hidden_size", width, LargestSizes::width);
+  check("intermediate_size", inner, LargestSizes::inner);
+  check("num_hidden_layers", layers, LargestSizes::layers);
+  check("num_attention_heads", heads, LargestSizes::heads);
+  check("num_key_value_heads", key_heads, LargestSizes::heads);
+  check("head_dim", head_dim, LargestSizes::head_dim);
   if (heads % key_heads != 0) {
     throw ConfigError(
         fmt::format("The model's num_attention_heads of {} is not a multiple of its "
@@ -49,11 +39,7 @@ void LlamaConfig::validate() const {
     throw ConfigError(fmt::format("The model's initializer_range is {}; it must not be negative.",
                                   initializer_range));
   }
-  if (!(attention_dropout >= 0 && attention_dropout < 1)) {
-    throw ConfigError(
-        fmt::format("The model's attention_dropout is {}; it must be at least 0 and less than 1.",
-                    attention_dropout));
-  }
+  check_probability("The model", "attention_dropout", attention_dropout);
   if (padding >= vocab_size) {
     throw ConfigError(fmt::format(
         "The model's pad_token_id is {}, which its vocabulary of {} tokens does not have.", padding,

@@ -97,10 +97,12 @@ constexpr std::array kRotaryKinds{
     std::pair{RotaryKind::dynamic, "dynamic"}, std::pair{RotaryKind::llama3, "llama3"},
     std::pair{RotaryKind::yarn, "yarn"}};
 
-/// `rope_scaling` wins over `rope_parameters`, whose theta wins over the outer one.
+/// A `rope_scaling` that has anything takes the place of all of `rope_parameters`. A theta inside
+/// wins over the outer one.
 RotaryOptions rotary_of(const ConfigReader& read) {
   RotaryOptions rotary;
-  const bool older = read.has("rope_scaling");
+  const bool older =
+      read.has("rope_scaling") && read.object().at("rope_scaling") != nlohmann::json::object();
   const char* section = older ? "rope_scaling" : "rope_parameters";
   const auto found = read.has(section) ? read.object().at(section) : nlohmann::json::object();
   if (!found.is_object()) {
@@ -109,10 +111,6 @@ RotaryOptions rotary_of(const ConfigReader& read) {
   }
   const ConfigReader rope(found, fmt::format("{}: {}", read.source(), section));
   rotary.theta = read.get("rope_theta", rotary.theta);
-  if (older && read.has("rope_parameters") && read.object().at("rope_parameters").is_object()) {
-    rotary.theta = ConfigReader(read.object().at("rope_parameters"), rope.source())
-                       .get("rope_theta", rotary.theta);
-  }
   rotary.theta = rope.get("rope_theta", rotary.theta);
   const auto type = rope.get<std::string>("rope_type", rope.get<std::string>("type", "default"));
   const auto kind = std::find_if(kRotaryKinds.begin(), kRotaryKinds.end(),
@@ -169,7 +167,8 @@ RotaryOptions rotary_of(const ConfigReader& read) {
   return rotary;
 }
 
-/// Reads Gemma 3's rotary positions, which differ for layers with and without a window.
+/// Reads Gemma 3's rotary positions, which differ for layers with and without a window. The keys of
+/// `rope_scaling` take their places among those of full attention.
 void read_rotary_by_layer(const ConfigReader& read, LlamaConfig& config) {
   const bool named = read.has("rope_parameters");
   const ConfigReader kinds(named ? read.object().at("rope_parameters") : nlohmann::json::object(),
@@ -180,8 +179,17 @@ void read_rotary_by_layer(const ConfigReader& read, LlamaConfig& config) {
   const auto of = [&](const char* kind, const char* theta, double fallback, bool scaled) {
     nlohmann::json object{{"rope_theta", read.get(theta, fallback)},
                           {"max_position_embeddings", config.context}};
-    if (kinds.has(kind)) object["rope_parameters"] = kinds.object().at(kind);
-    if (scaled && read.has("rope_scaling")) object["rope_scaling"] = read.object()["rope_scaling"];
+    auto& parameters = object["rope_parameters"] = nlohmann::json::object();
+    if (kinds.has(kind)) parameters = kinds.object().at(kind);
+    if (scaled && read.has("rope_scaling")) {
+      const auto& scaling = read.object().at("rope_scaling");
+      if (!scaling.is_object() || !parameters.is_object()) {
+        throw ConfigError(fmt::format("{}: key '{}' is {}, which is no object.", read.source(),
+                                      scaling.is_object() ? kind : "rope_scaling",
+                                      (scaling.is_object() ? parameters : scaling).dump()));
+      }
+      parameters.update(scaling);
+    }
     return rotary_of(ConfigReader(object, fmt::format("{}: {}", read.source(), kind)));
   };
   config.window_rotary =
@@ -344,11 +352,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
   }
   read.refuse_others(known);
 
-  nlohmann::json ids = nlohmann::json::object();
-  for (const char* key : {"bos_token_id", "eos_token_id"}) {
-    if (read.has(key)) ids[key] = read.object().at(key);
-  }
-  config.token_ids = ids.dump();
+  config.token_ids = read.token_ids({"bos_token_id", "eos_token_id"});
   read.validate(config);
   config.windows = windows_of(read, config);
   return config;

@@ -159,6 +159,13 @@ std::vector<Found> targets_of(const nn::Module& root, const std::vector<Found>& 
     const bool wanted =
         pattern.all_linear ? is_linear(found) && !is_saved : matcher.matches(found.path);
     if (!wanted) continue;
+    if (dynamic_cast<EmbeddingTableImpl*>(found.module) != nullptr) {
+      throw ConfigError(fmt::format(
+          "LoRA's target '{}' is a table of embeddings or an output projection, which gets no "
+          "low-rank product here. Leave it out of the targets, or train it whole "
+          "(--lora-modules-to-save, modules_to_save).",
+          found.path));
+    }
     if (!is_linear(found)) {
       throw ConfigError(
           fmt::format("LoRA's target '{}' is no linear layer, but a {}. Name linear layers.",
@@ -173,7 +180,16 @@ std::vector<Found> targets_of(const nn::Module& root, const std::vector<Found>& 
     }
     targets.push_back(found);
   }
-  if (const auto missing = matcher.missing(); !missing.empty() && !pattern.all_linear) {
+  const auto missing = matcher.missing();
+  if (!missing.empty() && !pattern.expression.empty()) {
+    const auto linear = std::find_if(modules.begin(), modules.end(), is_linear);
+    throw ConfigError(fmt::format(
+        "LoRA's targets are the regular expression '{}', which fits no module's whole path{}. Give "
+        "another, or a list of names, which are the ends of paths (target_modules: [\"q_proj\"]).",
+        pattern.expression,
+        linear == modules.end() ? "" : fmt::format(" ('{}')", settings.prefix + linear->path)));
+  }
+  if (!missing.empty() && !pattern.all_linear) {
     throw ConfigError(fmt::format("LoRA's target '{}' fits no module of the model.{}",
                                   missing.front(),
                                   did_you_mean(missing.front(), names_of(modules))));
