@@ -61,8 +61,8 @@ MegatronIndex::MegatronIndex(const fs::path& path, const fs::path& tokens, uint6
     : file_(std::make_unique<InputFile>(path, &fail<DataError>)) {
   const auto refuse = [&]<typename... Values>(fmt::format_string<Values...> why,
                                               Values&&... values) {
-    throw DataError(fmt::format("{} {}", path.string(),
-                                fmt::format(why, std::forward<Values>(values)...)));
+    throw DataError(
+        fmt::format("{} {}", path.string(), fmt::format(why, std::forward<Values>(values)...)));
   };
   if (file_->size() < kHeaderBytes) {
     refuse("is truncated: it has {} bytes, and the header of Megatron's index alone has {}.",
@@ -79,7 +79,10 @@ MegatronIndex::MegatronIndex(const fs::path& path, const fs::path& tokens, uint6
     refuse(
         "says that the tokens are of the type {}{}; those of 1 (8 bits, unsigned), 3 and 8 (16), 4 "
         "(32) and 5 (64) are read. Write the data as one of these.",
-        code, code == 2 ? " (8 bits, signed)" : code == 6 || code == 7 ? " (floating point)" : "");
+        code,
+        code == 2                ? " (8 bits, signed)"
+        : code == 6 || code == 7 ? " (floating point)"
+                                 : "");
   }
   type_ = type;
   const auto sequences = number_at<uint64_t>(header, 18);
@@ -88,9 +91,10 @@ MegatronIndex::MegatronIndex(const fs::path& path, const fs::path& tokens, uint6
   const bool fits = sequences <= file_->size() / 12 && documents <= file_->size() / 8;
   const uint64_t expected = fits ? kHeaderBytes + 12 * sequences + 8 * documents : 0;
   if (fits && sequences > 0 && file_->size() == expected + sequences) {
-    refuse("is of data of several modes (a byte for each of its {} sequences follows the index), "
-           "which are not read. Write the tokens of the text alone.",
-           sequences);
+    refuse(
+        "is of data of several modes (a byte for each of its {} sequences follows the index), "
+        "which are not read. Write the tokens of the text alone.",
+        sequences);
   }
   if (file_->size() != expected) {
     refuse("is {}: its header promises {} sequences and {} ends of documents, and it has {} bytes.",
@@ -121,9 +125,10 @@ MegatronIndex::MegatronIndex(const fs::path& path, const fs::path& tokens, uint6
   const int64_t first = entry(begins_);
   const int64_t after = entry(file_->size() - 8);
   if (first != 0 || after != sequences_) {
-    refuse("is damaged: its documents begin with sequence {} and end at {}, and it has {} "
-           "sequences.",
-           first, after, sequences_);
+    refuse(
+        "is damaged: its documents begin with sequence {} and end at {}, and it has {} "
+        "sequences.",
+        first, after, sequences_);
   }
 }
 
