@@ -26,10 +26,14 @@ std::vector<Json> samples(const Spec& row) {
       return {row.about.multiple_of * 2, row.about.multiple_of * 3};
     case Kind::number:
       return {0.25, 0.75};
+    case Kind::numbers:
+      return {{0.25, 0.75}};
     case Kind::pair:
       return {{0.1, 0.2}};
     case Kind::text:
       return {"a \"quoted\" name", ""};
+    case Kind::texts:
+      return {"a", Json::array({"one, two", "other"})};
     case Kind::choice:
       return {row.choices.begin(), row.choices.end()};
     case Kind::section:
