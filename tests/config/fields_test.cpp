@@ -88,7 +88,8 @@ TEST(Fields, KeysAndOptionsAreGivenOnce) {
 TEST(Fields, EveryRowRefusesWhatIsNotOfItsTypeByName) {
   for (const auto& row : settings()) {
     if (!row.about.replaced_by.empty() || row.kind == Kind::anything) continue;
-    const bool array_will_do = row.kind == Kind::text || row.kind == Kind::list;
+    const bool array_will_do =
+        row.kind == Kind::text || row.kind == Kind::list || row.kind == Kind::numbers;
     const Json wrong = array_will_do ? Json(1) : Json::array({1});
     auto file = Json::object();
     put(file, row.key, wrong);

@@ -44,9 +44,9 @@ MegatronBytes megatron_bytes(uint8_t code, const MegatronDocuments<Token>& docum
     }
     begins.push_back(static_cast<int64_t>(lengths.size()));
   }
-  bytes.index = std::string("MMIDIDX\0\0", 9) + bytes_of<uint64_t>({1}) +
-                static_cast<char>(code) + bytes_of<uint64_t>({lengths.size(), begins.size()}) +
-                bytes_of(lengths) + bytes_of(pointers) + bytes_of(begins);
+  bytes.index = std::string("MMIDIDX\0\0", 9) + bytes_of<uint64_t>({1}) + static_cast<char>(code) +
+                bytes_of<uint64_t>({lengths.size(), begins.size()}) + bytes_of(lengths) +
+                bytes_of(pointers) + bytes_of(begins);
   return bytes;
 }
 
