@@ -69,7 +69,17 @@ void add_settings(OptionParser& parser, CommandLine& line) {
       const auto read = [take](const std::string& text) {
         take([&](const fields::Spec& other) { return other.from_option(text); });
       };
-      option = parser.add_option_function<std::string>(name, read, description(row))
+      const auto read_all = [take](const std::vector<std::string>& texts) {
+        take([&](const fields::Spec& other) {
+          return other.normalize(Json(texts), other.about.option);
+        });
+      };
+      option = (row.kind == fields::Kind::texts
+                    ? parser
+                          .add_option_function<std::vector<std::string>>(name, read_all,
+                                                                         description(row))
+                          ->allow_extra_args(false)
+                    : parser.add_option_function<std::string>(name, read, description(row)))
                    ->type_name(type_name(row))
                    ->default_str(default_text(row, row.get ? row.get(defaults) : Json()));
       if (row.about.alone) option->expected(0, 1);

@@ -46,8 +46,9 @@ int eval(const Arguments& arguments) {
                   "Folder with config.json, weights and a tokenizer, or of a peft adapter")
       ->required()
       ->type_name("DIR");
-  parser.add_option("--data", options.data, "What it is measured on")
+  parser.add_option("--data", options.data, "What it is measured on; several are measured as one")
       ->required()
+      ->allow_extra_args(false)
       ->type_name("FILE");
   parser.add_option("--adapter", options.adapter, "Folder of a peft adapter")->type_name("DIR");
   add_base_format(parser, options.quantize_base);

@@ -76,7 +76,8 @@ constexpr std::array kVaried{"stage", "micro-batch", "recompute", "format"};
 
 struct Options {
   std::string model = "gpt2";
-  std::string data;
+  std::vector<std::string> data;
+  std::string data_weights;
   int64_t batch = 16;
   int64_t seq = 256;
   int nproc = 2;
@@ -93,7 +94,11 @@ struct Options {
 std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   OptionParser parser("tune", kDescription);
   parser.add_option("--model", o.model, "As `zero train` takes it");
-  parser.add_option("--data", o.data, "As `zero train` takes it")->required();
+  parser.add_option("--data", o.data, "As `zero train` takes it")
+      ->required()
+      ->allow_extra_args(false);
+  parser.add_option("--data-weights", o.data_weights, "As `zero train` takes them")
+      ->type_name("LIST");
   parser.add_option("--batch", o.batch, "Sequences of a step, over all ranks")->check(positive());
   parser.add_option("--seq", o.seq, "Tokens of a sequence")->check(positive());
   parser.add_option("-n,--nproc", o.nproc, "Ranks on this machine")->check(positive());
@@ -408,15 +413,19 @@ class Tuning {
   Tuning(const Options& options, const LanguageModelConfig& sizes, Json settings)
       : o_(options), sizes_(sizes), folder_(options.out), settings_(std::move(settings)) {
     const std::set<std::string> vary(o_.vary.begin(), o_.vary.end());
-    question_ = {{"model", Json::parse(sizes.to_json())},
-                 {"data", train::identity(open_dataset(o_.data, {.validation_fraction = 0}).train)},
-                 {"batch", o_.batch},
-                 {"seq", o_.seq},
-                 {"nproc", o_.nproc},
-                 {"dtype", o_.dtype},
-                 {"vary", fmt::format("{}", fmt::join(vary, ","))},
-                 {"hardware", "measured"},
-                 {"config", settings_}};
+    question_ = {
+        {"model", Json::parse(sizes.to_json())},
+        {"data",
+         train::identity(
+             open_mixture({o_.data.begin(), o_.data.end()}, {}, {.validation_fraction = 0}).train)},
+        {"batch", o_.batch},
+        {"seq", o_.seq},
+        {"nproc", o_.nproc},
+        {"dtype", o_.dtype},
+        {"vary", fmt::format("{}", fmt::join(vary, ","))},
+        {"hardware", "measured"},
+        {"config", settings_}};
+    if (!o_.data_weights.empty()) question_["data_weights"] = o_.data_weights;
     if (o_.hardware.empty()) return;
     ranking_.machine = described(o_);
     question_["hardware"] = fmt::format("{} with the checksum {:x}", ranking_.machine.device.name,
@@ -557,29 +566,30 @@ class Tuning {
     const auto config = folder_ / (name + ".json");
     const auto printed = folder_ / (name + ".txt");
     write_text(config, file_of(c).dump(2) + "\n");
-    const int status = run_program({"train",
-                                    "--config",
-                                    config,
-                                    "--model",
-                                    o_.model,
-                                    "--data",
-                                    o_.data,
-                                    "--seq",
-                                    std::to_string(o_.seq),
-                                    "--nproc",
-                                    std::to_string(o_.nproc),
-                                    "--steps",
-                                    std::to_string(steps + kWarmUp),
-                                    "--warmup",
-                                    "0",
-                                    "--eval-tokens",
-                                    "0",
-                                    "--sample-tokens",
-                                    "0",
-                                    "--overwrite",
-                                    "--out",
-                                    run},
-                                   printed);
+    std::vector<std::string> arguments{"train",
+                                       "--config",
+                                       config,
+                                       "--model",
+                                       o_.model,
+                                       "--seq",
+                                       std::to_string(o_.seq),
+                                       "--nproc",
+                                       std::to_string(o_.nproc),
+                                       "--steps",
+                                       std::to_string(steps + kWarmUp),
+                                       "--warmup",
+                                       "0",
+                                       "--eval-tokens",
+                                       "0",
+                                       "--sample-tokens",
+                                       "0",
+                                       "--overwrite",
+                                       "--out",
+                                       run};
+    for (const auto& data : o_.data) arguments.insert(arguments.end(), {"--data", data});
+    if (!o_.data_weights.empty())
+      arguments.insert(arguments.end(), {"--data-weights", o_.data_weights});
+    const int status = run_program(arguments, printed);
     const auto speed = status == 0 ? speed_of(run) : plan::Speed{.failure = cause_of(printed)};
     std::error_code ignored;
     fs::remove_all(run, ignored);  // its weights are of no use

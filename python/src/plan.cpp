@@ -175,9 +175,9 @@ void bind_plan(py::module_& module) {
                         const std::vector<std::string>& updates, const std::string& autocast,
                         const std::pair<int64_t, int64_t>& scale, double tokens, double price) {
     const auto found = released([&] {
-      return answer(traced, {batch, sequence, dtype, optimizer, cluster, ranks_here,
-                             most_micro_batch, least_micro_batch, recomputes, name, updates,
-                             autocast, scale, tokens, price});
+      return answer(traced,
+                    {batch, sequence, dtype, optimizer, cluster, ranks_here, most_micro_batch,
+                     least_micro_batch, recomputes, name, updates, autocast, scale, tokens, price});
     });
     return py::make_tuple(found.answer, found.cluster, found.text, found.training, found.scale);
   });

@@ -380,8 +380,17 @@ TEST_F(TrainResume, GoesOnFromAStepOrAFolder) {
 }
 
 TEST_F(TrainResume, KeepsTheSamplesOfAStepAtOtherRanksAndStages) {
-  ASSERT_EQ(folder_.train(with_steps("4")).status, 0);
-  ASSERT_EQ(folder_.train(with_steps("8"), "whole").status, 0);
+  std::string numbers;
+  for (int i = 0; numbers.size() < 20000; ++i) numbers += fmt::format("{} ", i * 7919);
+  const std::string other = folder_ / "numbers.txt";
+  write_file(other, numbers);
+  const auto mixed = [&](const std::string& steps) {
+    auto words = with_steps(steps);
+    words.insert(words.end(), {"--data", folder_.text(), "--data", other, "--data-weights", "3,5"});
+    return words;
+  };
+  ASSERT_EQ(folder_.train(mixed("4")).status, 0);
+  ASSERT_EQ(folder_.train(mixed("8"), "whole").status, 0);
   const auto expected = folder_.losses("whole");
   std::filesystem::copy(folder_.out(), folder_.out("one"),
                         std::filesystem::copy_options::recursive);
@@ -395,6 +404,12 @@ TEST_F(TrainResume, KeepsTheSamplesOfAStepAtOtherRanksAndStages) {
     // Other samples would be far away.
     EXPECT_NEAR(found[i], expected[i], i < 4 ? 0 : 2e-2) << "step " << i + 1;
   }
+  EXPECT_EQ(last_config()["train"]["data"], Json({folder_.text(), other}));
+  EXPECT_EQ(last_config()["train"]["data_weights"], Json({3.0, 5.0}));
+  const auto weighted = resume({"--steps", "8", "--data-weights", "1,1"});
+  EXPECT_EQ(weighted.status, 1);
+  EXPECT_THAT(weighted.err, HasSubstr("shares of 4096 samples (by --data-weights) 1536, 2560, and "
+                                      "this one has 2048, 2048"));
   // Four ranks share the two micro-batches of two ranks.
   EXPECT_EQ(resume({"--nproc", "4", "--stage", "3", "--steps", "6"}).status, 0);
   // Three ranks cannot.

@@ -26,10 +26,14 @@ std::vector<Json> samples(const Spec& row) {
       return {row.about.multiple_of * 2, row.about.multiple_of * 3};
     case Kind::number:
       return {0.25, 0.75};
+    case Kind::numbers:
+      return {{0.25, 0.75}};
     case Kind::pair:
       return {{0.1, 0.2}};
     case Kind::text:
       return {"a \"quoted\" name", ""};
+    case Kind::texts:
+      return {"a", Json::array({"one, two", "other"})};
     case Kind::choice:
       return {row.choices.begin(), row.choices.end()};
     case Kind::section:
@@ -84,7 +88,8 @@ TEST(Fields, KeysAndOptionsAreGivenOnce) {
 TEST(Fields, EveryRowRefusesWhatIsNotOfItsTypeByName) {
   for (const auto& row : settings()) {
     if (!row.about.replaced_by.empty() || row.kind == Kind::anything) continue;
-    const bool array_will_do = row.kind == Kind::text || row.kind == Kind::list;
+    const bool array_will_do =
+        row.kind == Kind::text || row.kind == Kind::list || row.kind == Kind::numbers;
     const Json wrong = array_will_do ? Json(1) : Json::array({1});
     auto file = Json::object();
     put(file, row.key, wrong);

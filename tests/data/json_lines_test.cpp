@@ -51,7 +51,7 @@ class JsonLines : public ::testing::Test {
     const auto data = open_dataset(folder_ / "out");
     const auto marks = TemporaryFolder::read(folder_ / "out/train.marks.bin");
     std::vector<int64_t> tokens(static_cast<size_t>(data.train.size()));
-    data.train.tokens->read(0, tokens);
+    data.train.sources.front().tokens->read(0, tokens);
     EXPECT_EQ(tokens.size(), marks.size());
     std::string text;
     bool inside = false;
@@ -167,10 +167,10 @@ TEST_F(JsonLines, TextFilesTakeATokenizerJson) {
                                .validation_fraction = 0.4});
   EXPECT_EQ(result.unknown_tokens, 0);
   const auto data = open_dataset(folder_ / "out");
-  EXPECT_EQ(data.train.tokens->format(), TokenFormat::llm_c);
+  EXPECT_EQ(data.train.sources.front().tokens->format(), TokenFormat::llm_c);
   EXPECT_EQ(data.tokenizer, folder_ / "out/tokenizer.json");
   std::vector<int64_t> tokens(static_cast<size_t>(data.train.size()));
-  data.train.tokens->read(0, tokens);
+  data.train.sources.front().tokens->read(0, tokens);
   EXPECT_EQ(Tokenizer::load(data.tokenizer).decode(tokens), "one two three\nfour five six\n");
 }
 
@@ -184,7 +184,7 @@ TEST_F(JsonLines, ALargeVocabularyMakesTokensOf32Bits) {
   const auto result = prepared(with_last("{\"text\": \"a b\"}"));
   EXPECT_EQ(result.vocab_size, 70001);
   const auto data = open_dataset(folder_ / "out");
-  EXPECT_EQ(data.train.tokens->format(), TokenFormat::llm_c_32);
+  EXPECT_EQ(data.train.sources.front().tokens->format(), TokenFormat::llm_c_32);
   EXPECT_EQ(data.vocab_size, 70001);
   EXPECT_EQ(marked(), "|a{ b<|im_end|>}");
 }

@@ -72,7 +72,7 @@ TEST_F(Labels, TextsAndPairsAreReadAsTheyWereEncoded) {
   auto pair = three;
   pair.insert(pair.end(), four.begin() + 1, four.end());
 
-  const LabelledTexts texts(data.train, 502, 3);
+  const LabelledTexts texts(data.train.sources.front(), 502, 3);
   ASSERT_EQ(texts.size(), 2);
   EXPECT_EQ(texts.read(0, 99).tokens, one);
   EXPECT_EQ(texts.read(0, 99).label, 2);
@@ -80,7 +80,7 @@ TEST_F(Labels, TextsAndPairsAreReadAsTheyWereEncoded) {
   EXPECT_EQ(texts.read(1, 99).tokens, pair);
   EXPECT_EQ(texts.read(1, 99).label, 0);
   EXPECT_EQ(texts.read(1, 99).second, static_cast<int64_t>(three.size()));
-  const LabelledTexts validation(data.validation, 502, 3);
+  const LabelledTexts validation(data.validation.sources.front(), 502, 3);
   EXPECT_EQ(validation.read(0, 99).label, 1);
 
   // The longer part loses tokens first, before its end.
@@ -99,12 +99,13 @@ TEST_F(Labels, TextsAndPairsAreReadAsTheyWereEncoded) {
     EXPECT_TRUE(
         std::equal(text.tokens.begin(), text.tokens.begin() + text.second - 1, pair.begin()));
   }
-  EXPECT_THAT(message_of<DataError>([&] { LabelledTexts(data.train, 3, 3).read(0, 99); }),
-              HasSubstr("vocabulary has 3"));
-  EXPECT_THAT(message_of<DataError>([&] { LabelledTexts(data.train, 502, 2); }),
+  EXPECT_THAT(
+      message_of<DataError>([&] { LabelledTexts(data.train.sources.front(), 3, 3).read(0, 99); }),
+      HasSubstr("vocabulary has 3"));
+  EXPECT_THAT(message_of<DataError>([&] { LabelledTexts(data.train.sources.front(), 502, 2); }),
               HasSubstr("the label 2"));
   fs::remove(folder_ / "out/train.labels.bin");
-  EXPECT_THAT(message_of<DataError>([&] { LabelledTexts(data.train, 502, 3); }),
+  EXPECT_THAT(message_of<DataError>([&] { LabelledTexts(data.train.sources.front(), 502, 3); }),
               AllOf(HasSubstr("train.labels.bin"), HasSubstr("--classify")));
 }
 

@@ -38,7 +38,8 @@ std::string sample_text(int lines) {
   return text;
 }
 
-std::vector<int64_t> all_tokens(const TokenRange& range) {
+std::vector<int64_t> all_tokens(const Split& split) {
+  const auto& range = split.sources.front();
   std::vector<int64_t> tokens(static_cast<size_t>(range.size()));
   range.tokens->read(range.begin, tokens);
   return tokens;
@@ -68,7 +69,7 @@ TEST(Prepare, TokensOfATrainedBpeDecodeToTheText) {
                                .vocab_size = 700,
                                .validation_fraction = 0.2});
   const auto data = open_dataset(output);
-  EXPECT_EQ(data.train.tokens->format(), TokenFormat::llm_c);
+  EXPECT_EQ(data.train.sources.front().tokens->format(), TokenFormat::llm_c);
   EXPECT_EQ(data.vocab_size, 700);
   EXPECT_EQ(data.train.size(), result.train_tokens);
   EXPECT_EQ(data.validation.size(), result.validation_tokens);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "tests/support/megatron_bytes.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/data/dataset.h"
@@ -173,7 +174,8 @@ TEST(TokenFile, TextHasNoNul) {
       << "beyond what is looked at when it is opened";
 }
 
-std::vector<int64_t> all_tokens(const TokenRange& range) {
+std::vector<int64_t> all_tokens(const Split& split) {
+  const auto& range = split.sources.front();
   std::vector<int64_t> tokens(static_cast<size_t>(range.size()));
   range.tokens->will_need(range.begin, range.size());
   range.tokens->read(range.begin, tokens);
@@ -183,6 +185,86 @@ std::vector<int64_t> all_tokens(const TokenRange& range) {
 std::string llm_c_tokens(const std::vector<uint16_t>& tokens) {
   return llm_c_bytes(kLlmCMagic, kLlmCVersion, static_cast<int32_t>(tokens.size()),
                      u16_bytes(tokens));
+}
+
+template <typename Token>
+void expect_documents(uint8_t code, int64_t vocab_limit) {
+  const TemporaryFolder folder;
+  // The second document is empty, and so is one sequence of the third.
+  const MegatronDocuments<Token> documents{{{1, 2, 3}, {4}}, {}, {{}, {5, 6}}, {{7}}};
+  const TokenFile file(megatron_bytes(code, documents).write(folder, "a"));
+  EXPECT_EQ(file.format(), TokenFormat::megatron);
+  EXPECT_EQ(file.vocab_limit(), vocab_limit);
+  EXPECT_FALSE(file.marked()) << "all of it is supervised";
+  EXPECT_TRUE(file.tells_documents());
+  ASSERT_EQ(file.size(), 7);
+  std::vector<int64_t> tokens(7);
+  EXPECT_EQ(file.read(0, tokens), 7);
+  EXPECT_EQ(tokens, (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7}));
+  const uint8_t begins = kSupervised | kBeginsDocument;
+  const std::vector<uint8_t> expected{begins, 1, 1, 1, begins, 1, begins};
+  for (size_t first = 0; first < 7; ++first) {
+    for (size_t count = 0; count <= 7 - first; ++count) {
+      std::vector<uint8_t> marks(count);
+      file.read_marks(static_cast<int64_t>(first), marks);
+      EXPECT_TRUE(std::ranges::equal(marks, std::span(expected).subspan(first, count)))
+          << first << " " << count;
+    }
+  }
+  if constexpr (std::is_signed_v<Token>) {
+    const TokenFile negative(megatron_bytes<Token>(code, {{{1, 2, -3}}}).write(folder, "b"));
+    EXPECT_THAT([&] { negative.read(1, std::span(tokens).first(2)); },
+                ThrowsMessage<DataError>(HasSubstr("b.bin holds the number -3 at token 2")));
+  }
+}
+
+TEST(TokenFile, ReadsMegatronsTokensAndWhereDocumentsBegin) {
+  expect_documents<uint8_t>(1, 256);
+  expect_documents<int16_t>(3, 32768);
+  expect_documents<int32_t>(4, int64_t{1} << 31);
+  expect_documents<int64_t>(5, INT64_MAX);
+  expect_documents<uint16_t>(8, 65536);
+}
+
+TEST(TokenFile, SaysHowMegatronsFilesLie) {
+  const TemporaryFolder folder;
+  const auto good = megatron_bytes<int32_t>(4, {{{1, 2, 3}, {4}}, {{5, 6}}});
+  const auto expect = [&](const MegatronBytes& bytes, const char* message) {
+    const auto path = bytes.write(folder, "a");
+    EXPECT_THAT([&] { TokenFile file(path); },
+                ThrowsMessage<DataError>(::testing::AllOf(HasSubstr("a.idx"), HasSubstr(message))));
+  };
+  const auto with = [&](size_t offset, auto number) {
+    auto bytes = good;
+    bytes.index.replace(offset, sizeof number, bytes_of<decltype(number)>({number}));
+    return bytes;
+  };
+  expect({good.tokens, good.index.substr(0, 20)}, "is truncated: it has 20 bytes");
+  expect({good.tokens, good.index.substr(0, good.index.size() - 8)},
+         "is truncated: its header promises 3 sequences and 3 ends of documents");
+  expect({good.tokens, good.index + "x"}, "is damaged: its header promises 3 sequences");
+  expect({good.tokens, good.index + std::string(3, '\0')}, "of data of several modes");
+  expect({good.tokens.substr(4), good.index}, "a.bin is truncated");
+  expect({good.tokens + "1234", good.index}, "a.bin is damaged");
+  expect({good.tokens, std::string("TNTIDX\0\0", 8) + good.index.substr(9)}, "formerly");
+  expect({good.tokens, "other"}, "does not begin as Megatron's index does");
+  expect(with(9, uint64_t{2}), "an index of version 2");
+  expect(with(17, uint8_t{2}), "the type 2 (8 bits, signed)");
+  expect(with(17, uint8_t{7}), "the type 7 (floating point)");
+  expect(with(17, uint8_t{9}), "the type 9;");
+  expect(with(18, uint64_t{1} << 62), "is truncated: its header promises 4611686018427387904");
+  const size_t pointers = 34 + 3 * 4;
+  expect(with(pointers + 16, int64_t{2}), "its last sequence has 2 tokens from byte 2");
+  expect(with(pointers + 24, int64_t{1}), "its documents begin with sequence 1");
+  const auto expect_later = [&](const MegatronBytes& bytes, const char* message) {
+    const TokenFile file(bytes.write(folder, "a"));
+    std::vector<uint8_t> marks(6);
+    EXPECT_THAT([&] { file.read_marks(0, marks); }, ThrowsMessage<DataError>(HasSubstr(message)));
+  };
+  expect_later(with(pointers + 32, int64_t{4}), "document 1 begins with sequence 4");
+  expect_later(with(pointers, int64_t{400}), "document 0 begins with byte 400");
+  EXPECT_THAT([&] { TokenFile file(folder.path() / "a.idx"); },
+              ThrowsMessage<DataError>(HasSubstr("Give the .bin beside it")));
 }
 
 // These are llm.c's names for FineWeb.
@@ -196,12 +278,13 @@ TEST(Dataset, AFolderOfManyShardsIsOneDataSetInTheirOrder) {
   folder.write("x/meta.json", R"({"vocab_size": 700, "tokenizer": "t.model"})");
   folder.write("x/README.md", "not data");
   const auto data = open_dataset(folder.path() / "x");
-  EXPECT_EQ(data.train.tokens->files(), 3U);
+  EXPECT_EQ(data.train.sources.front().tokens->files(), 3U);
   EXPECT_EQ(all_tokens(data.train), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
   EXPECT_EQ(all_tokens(data.validation), (std::vector<int64_t>{11, 12, 13}));
   EXPECT_EQ(data.vocab_size, 700);
   std::vector<int64_t> across(4);
-  EXPECT_EQ(data.train.tokens->read(1, across), 5) << "the largest of a range over a border";
+  EXPECT_EQ(data.train.sources.front().tokens->read(1, across), 5)
+      << "the largest of a range over a border";
   EXPECT_EQ(across, (std::vector<int64_t>{2, 3, 4, 5}));
 
   const auto one = open_dataset(folder.path() / "x/fineweb_train_000009.bin");
@@ -240,10 +323,10 @@ TEST(Dataset, TakesTheEndOfASingleFileForValidation) {
   const TemporaryFolder folder;
   const auto path = folder.write("text.txt", std::string(1000, 'x'));
   auto data = open_dataset(path);
-  EXPECT_EQ(data.train.begin, 0);
-  EXPECT_EQ(data.train.end, 900);
-  EXPECT_EQ(data.validation.begin, 900);
-  EXPECT_EQ(data.validation.end, 1000);
+  EXPECT_EQ(data.train.sources.front().begin, 0);
+  EXPECT_EQ(data.train.sources.front().end, 900);
+  EXPECT_EQ(data.validation.sources.front().begin, 900);
+  EXPECT_EQ(data.validation.sources.front().end, 1000);
   EXPECT_EQ(data.vocab_size, 256);
   EXPECT_TRUE(data.by_bytes);
   EXPECT_EQ(open_dataset(path, {.max_validation_tokens = 30}).validation.size(), 30);
@@ -258,12 +341,24 @@ TEST(Dataset, FindsPairs) {
   folder.write("x/shakespeare_val.marks.bin", std::string(2, '\1'));
   for (const auto& path : {train, folder.path() / "x"}) {
     const auto data = open_dataset(path);
-    EXPECT_TRUE(data.train.tokens->marked() && data.validation.tokens->marked());
+    EXPECT_TRUE(data.train.sources.front().tokens->marked() &&
+                data.validation.sources.front().tokens->marked());
     EXPECT_EQ(data.train.size(), 4);
     EXPECT_EQ(data.validation.size(), 2);
     EXPECT_EQ(data.vocab_size, 0) << "the file does not say";
     EXPECT_FALSE(data.by_bytes);
   }
+  const auto megatron = megatron_bytes<uint16_t>(8, {{{1, 2, 3}}, {{4}}});
+  megatron.write(folder, "m/a_train_text_document");
+  megatron.write(folder, "m/a_val_text_document");
+  const auto data = open_dataset(folder.path() / "m");
+  EXPECT_EQ(data.train.size(), 4);
+  EXPECT_EQ(data.validation.size(), 4);
+  EXPECT_EQ(data.train.sources.front().tokens->format(), TokenFormat::megatron);
+  megatron.write(folder, "m/b_train_text_document");
+  megatron.write(folder, "m/b_val_text_document");
+  EXPECT_THAT([&] { open_dataset(folder.path() / "m"); },
+              ThrowsMessage<DataError>(HasSubstr("holds 2 data sets, with a_train_text_doc")));
   folder.write("x/train.bin", u16_bytes(std::array<uint16_t, 3>{1, 2, 3}));
   folder.write("x/val.bin", u16_bytes(std::array<uint16_t, 1>{1}));
   EXPECT_EQ(open_dataset(folder.path() / "x").train.size(), 3) << "the plain names go first";
@@ -291,6 +386,50 @@ TEST(Dataset, ReadsWhatPrepareSays) {
   EXPECT_THROW(open_dataset(folder.path()), DataError);
   folder.write("meta.json", "{");
   EXPECT_THROW(open_dataset(folder.path()), DataError);
+}
+
+TEST(Dataset, JoinsDataOfOneVocabulary) {
+  const TemporaryFolder folder;
+  const auto prepared = [&](const std::string& name, const char* tokenizer) {
+    folder.write(name + "/train.bin", u16_bytes(kTokens));
+    folder.write(name + "/val.bin", u16_bytes(std::array<uint16_t, 2>{1, 2}));
+    folder.write(name + "/t.json", tokenizer);
+    folder.write(name + "/meta.json", R"({"vocab_size": 70000, "tokenizer": "t.json"})");
+    return folder.path() / name;
+  };
+  const auto a = prepared("a", "one");
+  const auto b = prepared("b", "one");
+  const auto c = prepared("c", "another");
+  const auto untold = folder.write("d_train.bin", u16_bytes(kTokens));
+  folder.write("d_val.bin", u16_bytes(kTokens));
+  const auto text = folder.write("text.txt", std::string(100, 'x'));
+  const auto data = open_mixture({untold, a, b}, {3, 2, 1});
+  EXPECT_EQ(data.train.sources.size(), 3U);
+  EXPECT_EQ(data.train.size(), 12);
+  EXPECT_EQ(data.train.weights, (std::vector<double>{3, 2, 1}));
+  EXPECT_EQ(data.validation.size(), 8);
+  EXPECT_TRUE(data.validation.weights.empty());
+  EXPECT_EQ(data.vocab_size, 70000);
+  EXPECT_EQ(data.tokenizer, a / "t.json");
+  EXPECT_TRUE(open_mixture({a}).train.weights.empty());
+  const auto refused = [&](const std::vector<std::filesystem::path>& paths, const char* message) {
+    EXPECT_THAT([&] { open_mixture(paths); },
+                ThrowsMessage<DataError>(
+                    ::testing::AllOf(HasSubstr(message), HasSubstr("the same --tokenizer"))));
+  };
+  refused({untold, a, c}, "the 70000 tokens of");
+  refused({a, text}, "text.txt holds bytes");
+  refused({untold, text}, "a vocabulary that it does not tell");
+  EXPECT_THAT(
+      [&] {
+        open_mixture({a, b}, {1});
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("1 weights of the data (1), and 2 data sets")));
+  EXPECT_THAT(
+      [&] {
+        open_mixture({a, b}, {1, 0});
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("A weight of the data is 0 (of 1, 0)")));
 }
 
 TEST(Dataset, RefusesSplitsThatCannotBe) {

@@ -4,11 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 #include <set>
+#include <tuple>
 
+#include "tests/support/megatron_bytes.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
+#include "zero/data/mixture.h"
 #include "zero/data/permutation.h"
 
 namespace zero {
@@ -189,7 +193,7 @@ TEST_F(TokenLoaderTest, RefusesSplitsThatAreTooSmall) {
   EXPECT_THAT([&] { TokenLoader(tokens, {.sequence = 2, .micro_batch = 1, .world_size = 5}); },
               ThrowsMessage<DataError>(
                   HasSubstr("4 sequences of 2 tokens, fewer than the 5 that 5 ranks")));
-  EXPECT_THROW(TokenLoader({tokens.tokens, 4, 4}, {.sequence = 1}), DataError);
+  EXPECT_THROW(TokenLoader(TokenRange{tokens.tokens, 4, 4}, {.sequence = 1}), DataError);
   EXPECT_THROW(TokenLoader(tokens, {.sequence = 0}), ConfigError);
   EXPECT_THROW(TokenLoader(tokens, {.sequence = 1, .micro_batch = 0}), ConfigError);
   EXPECT_THAT([&] { TokenLoader(tokens, {.sequence = 1, .rank = 2, .world_size = 2}); },
@@ -275,6 +279,177 @@ TEST_F(TokenLoaderTest, SaysWhereTokensStandInTheirDocuments) {
     }
   }
   EXPECT_FALSE(TokenLoader(positions(count), {.sequence = 8}).next().positions.defined());
+
+  // Megatron's index says the same.
+  MegatronDocuments<int32_t> documents{{{0, 1, 2}}};
+  for (int32_t i = 3; i < count; ++i) {
+    if (i % 5 == 3) documents.push_back({{}});
+    documents.back().back().push_back(i);
+  }
+  const auto path = megatron_bytes<int32_t>(4, documents).write(folder_, "megatron");
+  LoaderOptions options{.sequence = 8, .micro_batch = 2, .marks = false, .documents = true};
+  TokenLoader marked(positions(count), options);
+  options.marks = true;
+  TokenLoader indexed(TokenRange{std::make_shared<const Tokens>(std::vector{path}), 0, count},
+                      options);
+  for (int i = 0; i < 2; ++i) {
+    const auto expected = marked.next();
+    const auto batch = indexed.next();
+    EXPECT_TRUE(batch.tokens.equal(expected.tokens));
+    EXPECT_TRUE(batch.targets.equal(expected.targets));
+    EXPECT_TRUE(batch.positions.equal(expected.positions));
+  }
+}
+
+// Sources whose tokens are their positions, from 0, 10000 and 20000 on.
+class MixtureTest : public TokenLoaderTest {
+ protected:
+  Split split(const std::vector<int64_t>& sequences, std::vector<double> weights = {}) {
+    Split all;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      std::vector<uint16_t> tokens(static_cast<size_t>(4 * sequences[i] + 1));
+      std::iota(tokens.begin(), tokens.end(), static_cast<uint16_t>(10000 * i));
+      const auto path = folder_.write(std::to_string(i) + ".bin", u16_bytes(tokens));
+      all.sources.push_back({std::make_shared<const Tokens>(std::vector{path}), 0,
+                             static_cast<int64_t>(tokens.size())});
+    }
+    all.weights = std::move(weights);
+    return all;
+  }
+  // The first token of each sequence in global order.
+  static std::vector<int64_t> samples(const Split& split, LoaderOptions options, int64_t count,
+                                      const LoaderState* from = nullptr) {
+    std::vector<TokenLoader> ranks;
+    for (options.rank = 0; options.rank < options.world_size; ++options.rank) {
+      ranks.emplace_back(split, options);
+      if (from != nullptr) ranks.back().restore(*from);
+    }
+    std::vector<int64_t> all;
+    while (std::ssize(all) < count) {
+      for (auto& rank : ranks) {
+        const auto batch = rank.next();
+        EXPECT_TRUE(batch.targets.equal(batch.tokens + 1));
+        for (int64_t row = 0; row < options.micro_batch; ++row)
+          all.push_back(batch.tokens[row][0].item<int64_t>());
+      }
+    }
+    all.resize(static_cast<size_t>(count));
+    return all;
+  }
+};
+
+TEST_F(MixtureTest, SamplesAreSpreadAsTheWeightsSay) {
+  struct Case {
+    std::vector<double> weights;
+    std::vector<int64_t> counts;
+  };
+  for (const auto& [weights, counts] : std::vector<Case>{
+           {{0.7, 0.3}, {2867, 1229}},
+           {{7e300, 3e300}, {2867, 1229}},
+           {{1, 1, 1}, {1366, 1365, 1365}},
+           {{1e-9, 1, 1e-9}, {1, 4094, 1}},
+           {{5}, {4096}},
+       }) {
+    const Mixture mixture(weights);
+    EXPECT_EQ(mixture.counts(), counts);
+    std::vector<int64_t> given(weights.size());
+    for (int64_t sample = 0; sample < 2 * Mixture::kBlock; ++sample) {
+      const auto place = mixture(sample);
+      ASSERT_EQ(place.sample, given[place.source]++) << sample;
+      for (size_t source = 0; source < counts.size(); ++source) {
+        const int64_t ahead = given[source] * Mixture::kBlock - counts[source] * (sample + 1);
+        ASSERT_LT(ahead, Mixture::kBlock) << "a whole sample at " << sample;
+      }
+    }
+    for (size_t source = 0; source < counts.size(); ++source)
+      EXPECT_EQ(given[source], 2 * counts[source]);
+  }
+  for (const double bad : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
+    EXPECT_THAT(
+        [&] {
+          Mixture({1, bad});
+        },
+        ThrowsMessage<ConfigError>(HasSubstr("each must be a number above 0")));
+  }
+  EXPECT_THROW(Mixture({}), ConfigError);
+  EXPECT_THROW(Mixture(std::vector<double>(4097, 1.0)), ConfigError);
+  EXPECT_EQ(Mixture(std::vector<double>(4096, 1.0))(4095).source, 4095U);
+}
+
+TEST_F(MixtureTest, EachSourceHasEpochsOfItsOwn) {
+  const auto mixed = split({10, 30, 20}, {0.5, 0.25, 0.25});
+  const auto all = samples(mixed, {.sequence = 4, .micro_batch = 1, .seed = 3}, 120);
+  for (const auto& [source, sequences, epochs] : {std::tuple{0, 10, 6}, {1, 30, 1}, {2, 20, 1}}) {
+    std::vector<int64_t> of_source;
+    for (const auto token : all) {
+      if (token / 10000 == source) of_source.push_back(token);
+    }
+    ASSERT_EQ(std::ssize(of_source), source == 0 ? 60 : 30);
+    for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+      const auto begin = of_source.begin() + epoch * sequences;
+      EXPECT_EQ(std::ssize(std::set(begin, begin + sequences)), sequences) << source;
+    }
+  }
+  for (const int64_t world : {1, 2, 3}) {
+    for (const int64_t micro : {1, 4}) {
+      EXPECT_EQ(samples(mixed,
+                        {.sequence = 4, .micro_batch = micro, .world_size = world, .seed = 3}, 120),
+                all);
+    }
+  }
+  // One source with a weight is as without.
+  EXPECT_EQ(samples(split({30}, {2}), {.sequence = 4, .seed = 3}, 70),
+            samples(split({30}), {.sequence = 4, .seed = 3}, 70));
+}
+
+TEST_F(MixtureTest, WithoutWeightsEachSequenceComesOnceInAnEpoch) {
+  const auto all = samples(split({10, 30, 20}), {.sequence = 4, .micro_batch = 2}, 120);
+  for (const auto epoch : {0, 1}) {
+    const auto begin = all.begin() + epoch * 60;
+    EXPECT_EQ(std::set(begin, begin + 60).size(), 60U);
+  }
+  auto order = samples(split({2, 3}), {.sequence = 4, .shuffle = false}, 5);
+  EXPECT_EQ(order, (std::vector<int64_t>{0, 4, 10000, 10004, 10008}));
+}
+
+TEST_F(MixtureTest, ResumesAtAnotherNumberOfRanksAndRefusesAnotherMixture) {
+  const auto mixed = split({10, 30}, {0.7, 0.3});
+  const auto all = samples(mixed, {.sequence = 4, .seed = 3}, 5000);
+  TokenLoader before(mixed, {.sequence = 4, .micro_batch = 2, .world_size = 3, .seed = 3});
+  for (int i = 0; i < 700; ++i) before.next();  // beyond a block
+  const auto state = LoaderState::from_json(before.state().to_json());
+  EXPECT_EQ(state, before.state());
+  EXPECT_EQ(
+      samples(mixed, {.sequence = 4, .micro_batch = 1, .world_size = 2, .seed = 3}, 800, &state),
+      std::vector(all.begin() + 4200, all.end()));
+  const auto refused = [&](const Split& other, const char* message) {
+    TokenLoader loader(other, {.sequence = 4, .seed = 3});
+    EXPECT_THAT([&] { loader.restore(state); }, ThrowsMessage<DataError>(HasSubstr(message)));
+  };
+  refused(split({10, 30}, {0.6, 0.4}),
+          "shares of 4096 samples (by --data-weights) 2867, 1229, and this one has 2458, 1638");
+  refused(split({10, 30}), "(by --data-weights) 2867, 1229, and this one has none");
+  refused(split({20, 20}, {0.7, 0.3}), "in a mixture 10, 30, and this one has 20, 20");
+  refused(split({40}), "in a mixture 10, 30, and this one has none");
+  EXPECT_THAT(
+      [] {
+        LoaderState::from_json(
+            R"({"sample": 1, "sequence": 4, "sequences": 25, "seed": 5, "shares": [1.5]})");
+      },
+      ThrowsMessage<DataError>(HasSubstr("the shares [1.5], which are not whole numbers")));
+}
+
+TEST_F(MixtureTest, FollowsTheMarksOfThoseThatHaveThem) {
+  folder_.write("1.marks.bin", std::string(4 * 3 + 1, '\0'));
+  TokenLoader loader(split({3, 3}), {.sequence = 4, .micro_batch = 6, .shuffle = false});
+  const auto batch = loader.next();
+  EXPECT_TRUE(batch.targets.narrow(0, 0, 3).equal(batch.tokens.narrow(0, 0, 3) + 1));
+  EXPECT_TRUE(batch.targets.narrow(0, 3, 3).eq(-100).all().item<bool>());
+  EXPECT_THAT(
+      [&] {
+        TokenLoader(split({3, 3}), {.sequence = 4, .documents = true});
+      },
+      ThrowsMessage<DataError>(HasSubstr("0.bin has no marks")));
 }
 
 TEST(Permutation, IsOneForEverySize) {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/megatron_bytes.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/data/dataset.h"
@@ -34,7 +35,7 @@ void read(const TokenFile& file) {
 }
 
 void attempt(const TemporaryFolder& folder, unsigned choice, const std::string& bytes) {
-  switch (choice % 7) {
+  switch (choice % 8) {
     case 0:
       return read(TokenFile(folder.write("file/a.bin", bytes)));
     case 1:
@@ -60,10 +61,18 @@ void attempt(const TemporaryFolder& folder, unsigned choice, const std::string& 
       folder.write("shards/x_train_000002.bin", bytes.substr(third, third));
       folder.write("shards/x_val_000000.bin", bytes.substr(2 * third));
       const auto data = open_dataset(folder.path() / "shards");
-      ensure(data.train.tokens->files() == 2, "two shards");
+      ensure(data.train.sources.front().tokens->files() == 2, "two shards");
       std::vector<int64_t> tokens(static_cast<size_t>(data.train.size()));
-      data.train.tokens->read(0, tokens);
+      data.train.sources.front().tokens->read(0, tokens);
       return;
+    }
+    case 6: {  // an index of Megatron's
+      folder.write("index/a.bin", u16_bytes(kTokens));
+      folder.write("index/a.idx", bytes);
+      const TokenFile file(folder.path() / "index/a.bin");
+      read(file);
+      std::vector<uint8_t> marks(static_cast<size_t>(file.size()));
+      return file.read_marks(0, marks);
     }
     default: {
       const auto state = LoaderState::from_json(bytes);
@@ -88,7 +97,11 @@ std::vector<std::string> seeds() {
           "}",
       "\4" + tokens + tokens + tokens,
       "\5" + tokens + tokens + tokens,
-      "\6{\"sample\": 3, \"sequence\": 8, \"sequences\": 100, \"seed\": 1337}",
+      "\6" + megatron_bytes<uint16_t>(8, {{{7, 50256}}, {{0, 65535}}}).index,
+      "\7{\"sample\": 3, \"sequence\": 8, \"sequences\": 100, \"seed\": 1337}",
+      "\7{\"sample\": 3, \"sequence\": 8, \"sequences\": 100, \"seed\": 1337, \"sources\": [90, "
+      "10], "
+      "\"shares\": [4000, 96]}",
   };
 }
 

@@ -39,7 +39,7 @@ class DocumentsTest : public ::testing::Test {
     options_.overwrite = true;
     options_.document_attention = true;
     options_.seq = kSequence;
-    options_.data = write_documents();
+    options_.data = {write_documents()};
     begin_with_saved_weights(options_, folder_);
   }
 
@@ -127,7 +127,7 @@ TEST_F(DocumentsTest, ALossIsTheMeanOverTheTokensOfDocumentsAlone) {
     for (const bool layer_major : {false, true}) {
       given.engine.layer_major_accumulation = layer_major;
       train::Run run(given, comm::single(), {});
-      const auto expected = alone(*run.model, run.data.train, all);
+      const auto expected = alone(*run.model, run.data.train.sources.front(), all);
       EXPECT_GT(expected.tokens, all ? 700 : 400);
       StepPasses passes(run);
       passes.begin(1);
@@ -140,7 +140,7 @@ TEST_F(DocumentsTest, ALossIsTheMeanOverTheTokensOfDocumentsAlone) {
 
     options_.eval_tokens = 1 << 20;
     train::Run run({.program = options_}, comm::single(), {});
-    const auto expected = alone(*run.model, run.data.validation, all);
+    const auto expected = alone(*run.model, run.data.validation.sources.front(), all);
     const auto report = validate(run, 0, [] { return false; });
     ASSERT_TRUE(report);
     EXPECT_NEAR(report->loss, expected.mean(), 1e-6 * report->loss) << all;
@@ -187,7 +187,8 @@ TEST_F(DocumentsTest, AreMeasuredAsTheyAreTrained) {
       .from = options_.from, .data = options_.data, .document_attention = true, .seq = kSequence};
   train::Run run({.program = options_}, comm::single(), {});
   for (const auto task : {TrainingTask::any, TrainingTask::language}) {
-    const auto expected = alone(*run.model, run.data.train, task == TrainingTask::language);
+    const auto expected =
+        alone(*run.model, run.data.train.sources.front(), task == TrainingTask::language);
     auto asked = options;
     asked.task = task;
     asked.stage = 3;
@@ -197,8 +198,14 @@ TEST_F(DocumentsTest, AreMeasuredAsTheyAreTrained) {
       EXPECT_NEAR(result.loss, expected.mean(), 1e-6 * result.loss);
     });
   }
+  auto twice = options;
+  twice.data = {options.data.front(), options.data.front()};
+  const auto once = evaluate(options, comm::single());
+  const auto result = evaluate(twice, comm::single());
+  EXPECT_EQ(result.predicted, 2 * once.predicted);
+  EXPECT_NEAR(result.loss, once.loss, 1e-6 * once.loss);
   auto text = options;
-  text.data = folder_ / "text.txt";
+  text.data = {folder_ / "text.txt"};
   EXPECT_THAT(message_of<DataError>([&] { evaluate(text, comm::single()); }),
               AllOf(HasSubstr("text.txt"), HasSubstr("--document-attention")));
 }
@@ -211,16 +218,16 @@ TEST_F(DocumentsTest, DataWithoutMarksAndEncodersAreRefused) {
   };
   const auto remedy =
       AllOf(HasSubstr("--document-attention"), HasSubstr("zero data prepare --jsonl"));
-  EXPECT_THAT(refused([&](Options& o) { o.data = folder_ / "text.txt"; }),
+  EXPECT_THAT(refused([&](Options& o) { o.data = {folder_ / "text.txt"}; }),
               AllOf(HasSubstr("text.txt has no marks"), remedy));
-  test::write_file(folder_ / "plain.bin", test::read_file(options_.data));
+  test::write_file(folder_ / "plain.bin", test::read_file(options_.data.front()));
   EXPECT_THAT(refused([&](Options& o) {
                 o.val_data = folder_ / "plain.bin";
                 o.eval_tokens = 64;
               }),
               AllOf(HasSubstr("plain.bin has no marks"), remedy));
   test::write_file(folder_ / "plain.marks.bin", std::string(kSequences * kSequence + 1, '\1'));
-  EXPECT_THAT(refused([&](Options& o) { o.data = folder_ / "plain.bin"; }),
+  EXPECT_THAT(refused([&](Options& o) { o.data = {folder_ / "plain.bin"}; }),
               AllOf(HasSubstr("none of which"), remedy));
   test::write_file(folder_ / "bert.json",
                    R"({"model_type": "bert", "vocab_size": 256, "hidden_size": 16,

@@ -52,7 +52,7 @@ TEST_P(EachFile, Trains) {
   // Fills in what the file leaves to the run, and the places of its folders.
   auto& program = settings->program;
   program.model = (folder / "tiny.json").string();
-  program.data = (folder / "text.txt").string();
+  program.data = {(folder / "text.txt").string()};
   program.out = (folder / "run").string();
   program.seq = 8;
   program.steps = 40;

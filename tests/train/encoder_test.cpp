@@ -130,7 +130,7 @@ class EncoderTest : public ::testing::Test {
 };
 
 TEST_F(EncoderTest, MasksAreThoseOfTheSampleAtAnyRanks) {
-  options_.data = folder_ / "tokens";
+  options_.data = {folder_ / "tokens"};
   const auto rows_of = [&](const std::vector<Batch>& all, size_t part) {
     std::vector<at::Tensor> rows;
     for (const auto& batch : all) rows.push_back(batch[part]);
@@ -152,7 +152,7 @@ TEST_F(EncoderTest, MasksAreThoseOfTheSampleAtAnyRanks) {
 }
 
 TEST_F(EncoderTest, MaskedTokensAreLearntAtEveryStage) {
-  options_.data = folder_ / "tokens";
+  options_.data = {folder_ / "tokens"};
   const auto plain = trained(2, 0, 3);
   for (const int stage : {1, 2, 3}) EXPECT_EQ(trained(2, stage, 3), plain) << stage;
   EXPECT_NE(trained(2, 3, 2), plain);
@@ -166,7 +166,7 @@ TEST_F(EncoderTest, MaskedTokensAreLearntAtEveryStage) {
 }
 
 TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
-  options_.data = folder_ / "classes";
+  options_.data = {folder_ / "classes"};
   options_.from = folder_ / "classifier";
   options_.eval_tokens = 1 << 20;
   const auto plain = trained(2, 0, 3, 2);
@@ -177,7 +177,7 @@ TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
   EXPECT_EQ(config["id2label"], (nlohmann::json{{"0", "bad"}, {"1", "good"}}));
 
   trained(1, 0, 60);
-  const EvaluateOptions lines{.from = folder_ / "run", .data = folder_ / "lines.jsonl"};
+  const EvaluateOptions lines{.from = folder_ / "run", .data = {folder_ / "lines.jsonl"}};
   const auto whole = evaluated(lines);
   EXPECT_EQ(whole.task, TrainingTask::classes);
   EXPECT_EQ(whole.predicted, 40);
@@ -192,7 +192,7 @@ TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
     if (object.value("event", "") == "validation") last = std::move(object);
   }
   const auto measured =
-      evaluated({.from = folder_ / "run", .data = folder_ / "classes", .stage = 3}, 2);
+      evaluated({.from = folder_ / "run", .data = {folder_ / "classes"}, .stage = 3}, 2);
   EXPECT_EQ(last.at("texts"), measured.predicted);
   EXPECT_EQ(last.at("correct"), measured.correct);
   EXPECT_EQ(last.at("accuracy"), static_cast<double>(measured.correct) / 11);
@@ -215,14 +215,14 @@ TEST_F(EncoderTest, ClassesAreLearntAtEveryStageAndNamed) {
   train::Run run({.program = options_}, comm::single(), {});
   EXPECT_THAT(run.model->config().labels(), ElementsAre("bad", "good"));
   EXPECT_THAT(run.weights_report, AllOf(HasSubstr("classifier.weight"), HasSubstr("random")));
-  EvaluateOptions headless{.from = folder_ / "masked", .data = folder_ / "classes"};
+  EvaluateOptions headless{.from = folder_ / "masked", .data = {folder_ / "classes"}};
   headless.task = TrainingTask::classes;
   EXPECT_THAT(message_of<CheckpointError>([&] { evaluate(headless, comm::single()); }),
               HasSubstr("classifier.weight"));
 }
 
 TEST_F(EncoderTest, AnAdapterBringsItsClassesAndTheirHead) {
-  options_.data = folder_ / "classes";
+  options_.data = {folder_ / "classes"};
   options_.from = folder_ / "masked";
   options_.task = TrainingTask::classes;
   options_.lora.rank = 2;
@@ -231,7 +231,7 @@ TEST_F(EncoderTest, AnAdapterBringsItsClassesAndTheirHead) {
   const auto config = nlohmann::json::parse(test::read_file(folder_ / "run/adapter_config.json"));
   EXPECT_EQ(config["task_type"], "SEQ_CLS");
   EXPECT_EQ(config["modules_to_save"], (nlohmann::json{"classifier", "pooler"}));
-  EvaluateOptions adapted{.from = folder_ / "run", .data = folder_ / "classes"};
+  EvaluateOptions adapted{.from = folder_ / "run", .data = {folder_ / "classes"}};
   const auto seen = evaluated(adapted, 2);
   EXPECT_EQ(seen.task, TrainingTask::classes);
   EXPECT_EQ(seen.predicted, 11);
@@ -242,7 +242,7 @@ TEST_F(EncoderTest, AnAdapterBringsItsClassesAndTheirHead) {
 }
 
 TEST_F(EncoderTest, ANewHeadMayBeTiled) {
-  options_.data = folder_ / "classes";
+  options_.data = {folder_ / "classes"};
   options_.from = folder_ / "masked";
   options_.task = TrainingTask::classes;
   Settings given{.program = options_};
@@ -256,13 +256,13 @@ TEST_F(EncoderTest, ANewHeadMayBeTiled) {
 
 TEST_F(EncoderTest, OneTextIsMeasuredWhole) {
   test::write_file(folder_ / "one.jsonl", "{\"text\": \"good b\", \"label\": \"good\"}\n");
-  EvaluateOptions one{.from = folder_ / "classifier", .data = folder_ / "one.jsonl"};
+  EvaluateOptions one{.from = folder_ / "classifier", .data = {folder_ / "one.jsonl"}};
   fs::copy_file(fs::path(folder_ / "tokenizer/tokenizer.json"),
                 fs::path(folder_ / "classifier/tokenizer.json"));
   const auto whole = evaluated(one);
   one.seq = 16;
   EXPECT_EQ(whole.loss, evaluated(one).loss);
-  one.data = folder_ / "text.txt";
+  one.data = {folder_ / "text.txt"};
   EXPECT_THAT(message_of<DataError>([&] { evaluate(one, comm::single()); }),
               AllOf(HasSubstr("text.txt"), HasSubstr("without labels")));
   one.from = folder_ / "masked";
@@ -271,7 +271,7 @@ TEST_F(EncoderTest, OneTextIsMeasuredWhole) {
 }
 
 TEST_F(EncoderTest, ABatchIsAsLongAsItsLongestText) {
-  options_.data = folder_ / "classes";
+  options_.data = {folder_ / "classes"};
   options_.task = TrainingTask::classes;
   options_.micro_batch_size = 4;
   train::Run run({.program = options_}, comm::single(), {});
@@ -288,9 +288,10 @@ TEST_F(EncoderTest, ABatchIsAsLongAsItsLongestText) {
 }
 
 TEST_F(EncoderTest, AModelThatIsMeasuredGivesItsLossOnAnyRanks) {
-  options_.data = folder_ / "tokens";
+  options_.data = {folder_ / "tokens", folder_ / "tokens"};  // a mixture
+  options_.data_weights = {1, 3};
   trained(1, 0, 2);
-  EvaluateOptions options{.from = folder_ / "run", .data = folder_ / "tokens", .seq = 16};
+  EvaluateOptions options{.from = folder_ / "run", .data = {folder_ / "tokens"}, .seq = 16};
   options.logits = folder_ / "logits.safetensors";
   const auto one = evaluated(options);
   EXPECT_EQ(one.task, TrainingTask::masked);
@@ -322,6 +323,11 @@ TEST_F(EncoderTest, WhatDoesNotGoTogetherIsRefused) {
               HasSubstr("not the next token"));
   EXPECT_THAT(refused([&](Options& o) { o.task = TrainingTask::classes; }),
               AllOf(HasSubstr("labels"), HasSubstr("--classify")));
+  EXPECT_THAT(refused([&](Options& o) {
+                o.task = TrainingTask::classes;
+                o.data = {folder_ / "classes", folder_ / "classes"};
+              }),
+              AllOf(HasSubstr("takes one data set, and --data names 2"), HasSubstr("--classify")));
   EXPECT_THAT(refused([&](Options&) {}), AllOf(HasSubstr("mlm"), HasSubstr("--mask-token")))
       << "bytes have no mask";
   EXPECT_THAT(refused([&](Options& o) { o.mask_token = 502; }), HasSubstr("502"));
@@ -335,7 +341,7 @@ TEST_F(EncoderTest, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(refused([&](Options& o) {
                 o.from = "";
                 o.model = folder_ / "gpt2.json";
-                o.data = folder_ / "classes";
+                o.data = {folder_ / "classes"};
               }),
               AllOf(HasSubstr("texts with labels"), HasSubstr("--task classify")));
 }

@@ -22,7 +22,7 @@ inline Options tiny_run(const test::TemporaryFolder& folder, std::string_view li
   test::write_file(folder / "tiny.json", model);
   Options options;
   options.model = folder / "tiny.json";
-  options.data = folder / "text.txt";
+  options.data = {folder / "text.txt"};
   options.out = folder / "run";
   options.seq = 16;
   options.steps = 4;

@@ -247,8 +247,8 @@ TEST_F(TrainerTest, RanksThatWereNotStartedAlikeAreRefused) {
   EXPECT_THAT(refusals([](Settings& s) { s.engine.gradient_clipping = 3; }),
               HasSubstr("gradient_clipping"));
   const auto other = (folder_ / "other.txt").string();
-  test::write_file(other, test::read_file(options_.data) + "one line more\n");
-  EXPECT_THAT(refusals([&](Settings& s) { s.program.data = other; }), HasSubstr("data.training"));
+  test::write_file(other, test::read_file(options_.data.front()) + "one line more\n");
+  EXPECT_THAT(refusals([&](Settings& s) { s.program.data = {other}; }), HasSubstr("data.training"));
   EXPECT_THAT(refusals([](Settings& s) {
                 s.engine.offload_optimizer.device = OffloadDevice::nvme;
                 s.engine.offload_optimizer.nvme_path = "/scratch";
@@ -256,12 +256,15 @@ TEST_F(TrainerTest, RanksThatWereNotStartedAlikeAreRefused) {
               HasSubstr("zero_optimization.offload_optimizer (default) -> "));
   // A copy of the text elsewhere, and another number of threads, will do.
   const auto copy = (folder_ / "copy.txt").string();
-  test::write_file(copy, test::read_file(options_.data));
+  test::write_file(copy, test::read_file(options_.data.front()));
   EXPECT_EQ(refusals([&](Settings& s) {
-              s.program.data = copy;
+              s.program.data = {copy};
               s.program.threads = 1;
             }),
             "");
+  options_.data.push_back(other);  // of a mixture every source counts
+  EXPECT_THAT(refusals([&](Settings& s) { s.program.data.back() = copy; }),
+              HasSubstr("data.training"));
 }
 
 TEST_F(TrainerTest, AFolderThatSomeRankDoesNotShareIsRefused) {
@@ -602,7 +605,7 @@ TEST_F(TrainerTest, SavesAndValidationsChangeNothingWhereUpdatesAreDelayed) {
 }
 
 TEST_F(TrainerTest, ValidationSpreadsItsTokensOverTheWholeText) {
-  const auto text = test::read_file(options_.data);
+  const auto text = test::read_file(options_.data.front());
   const auto loss_with = [&](size_t changed) {
     auto other = text;
     if (changed < other.size()) other.replace(changed, 400, 400, 'z');
@@ -624,9 +627,9 @@ TEST_F(TrainerTest, ValidationSpreadsItsTokensOverTheWholeText) {
 
 TEST_F(TrainerTest, ValidatesOnTheWholeTextWhereThatIsShorter) {
   options_.eval_tokens = int64_t{1} << 62;
-  options_.val_data = options_.data;
+  options_.val_data = options_.data.front();
   Trainer trainer(settings(), comm::single());
-  const auto size = static_cast<int64_t>(std::filesystem::file_size(options_.data));
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(options_.data.front()));
   EXPECT_EQ(trainer.validate().value().tokens, (size - 1) / options_.seq * options_.seq);
 }
 
@@ -735,7 +738,7 @@ TEST_F(TrainerTest, RefusesValidationDataOfOtherTokens) {
   prepared("same", 256, "one");
   prepared("another", 256, "two");
   prepared("smaller", 255, "one");
-  options_.data = folder_ / "data";
+  options_.data = {folder_ / "data"};
   options_.val_data = folder_ / "same";
   EXPECT_NO_THROW(check_run(settings(), 1));
   for (const char* name : {"another", "smaller", "text.txt"}) {

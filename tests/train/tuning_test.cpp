@@ -43,7 +43,7 @@ class TuningTest : public ::testing::Test {
     options_ = tiny_run(folder_, "line ", kTiny);
     options_.overwrite = true;
     options_.seq = kSequence;
-    options_.data = write_answers();
+    options_.data = {write_answers()};
   }
 
   /// Writes tokens of which each sequence supervises another number, every fifth none.
@@ -159,7 +159,7 @@ TEST_F(TuningTest, TheTaskFollowsTheMarksUnlessToldOtherwise) {
   const auto whole = train::Run(settings(), comm::single(), {}).task->next();
   EXPECT_FALSE((whole[1] == -100).any().item<bool>());
   options_.task = TrainingTask::supervised;
-  options_.data = folder_ / "text.txt";
+  options_.data = {folder_ / "text.txt"};
   EXPECT_THAT(message_of<DataError>([&] { check_run(settings(), 1); }), HasSubstr("--task lm"));
 }
 

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <ranges>
 
 #include "zero/base/error.h"
 
@@ -93,6 +94,12 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
       fits = value.is_number() && std::isfinite(value.get<double>()) &&
              in_range(spec.about, value.get<double>());
       break;
+    case Kind::numbers:
+      fits = value.is_array() && std::ranges::all_of(value, [&](const Json& each) {
+               return each.is_number() && std::isfinite(each.get<double>()) &&
+                      in_range(spec.about, each.get<double>());
+             });
+      break;
     case Kind::pair:
       fits = value.is_array() && value.size() == 2 && value[1].is_number() &&
              (value[0].is_number() || (spec.about.null_first && value[0].is_null()));
@@ -100,6 +107,13 @@ std::optional<Json> fitting(const Spec& spec, const Json& value) {
     case Kind::text:
       fits = value.is_string() &&
              !(spec.about.not_empty && value.get_ref<const std::string&>().empty());
+      break;
+    case Kind::texts:
+      if (value.is_string())
+        normal = value.get_ref<const std::string&>().empty() ? Json::array() : Json::array({value});
+      fits = normal.is_array() && std::ranges::all_of(normal, [](const Json& each) {
+               return each.is_string() && !each.get_ref<const std::string&>().empty();
+             });
       break;
     case Kind::choice:
       fits = normal.is_string() &&
@@ -225,11 +239,15 @@ std::string Spec::wanted(bool of_file) const {
       return with_range("a number of bytes, as 6442450944 or \"6GB\"", true);
     case Kind::number:
       return with_range("a number", false);
+    case Kind::numbers:
+      return with_range("an array of numbers", false);
     case Kind::pair:
       return about.null_first ? "an array of two numbers, the first of which may be null"
                               : "an array of two numbers";
     case Kind::text:
       return about.not_empty ? "a string that is not empty" : "a string";
+    case Kind::texts:
+      return "a string, or an array of strings that are not empty";
     case Kind::choice: {
       std::vector<std::string> quoted;
       for (const auto& choice : choices) quoted.push_back('"' + choice + '"');
@@ -287,6 +305,18 @@ Json Spec::from_option(std::string_view text) const {
     if (other_error == std::errc() && rest_of_number == end) return normalize(number, about.option);
   }
   if (kind == Kind::section) return section_from_option(text);
+  if (kind == Kind::numbers) {
+    auto numbers = Json::array();
+    for (const auto part : std::views::split(text, ',')) {
+      const std::string_view word(part.begin(), part.end());
+      double number = 0;
+      const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+      const bool whole_word = error == std::errc() && rest == word.data() + word.size();
+      numbers.push_back(whole_word && std::isfinite(number) ? Json(number)
+                                                            : Json(std::string(word)));
+    }
+    return normalize(numbers, about.option);
+  }
   return normalize(std::string(text), about.option);
 }
 

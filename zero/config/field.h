@@ -29,9 +29,23 @@ namespace zero::fields {
 /// The part of Settings that a field belongs to.
 enum class Part { engine, model, program };
 
-/// The kind of a value. `bytes` may be written as "6GB", `pair` is an array of two numbers, and
-/// `list` is any array.
-enum class Kind { boolean, integer, bytes, number, pair, text, choice, section, list, anything };
+/// The kind of a value. `bytes` may be written as "6GB", `pair` is an array of two numbers, `texts`
+/// is a text or an array of them, and `list` is any array. An option of `texts` may be repeated,
+/// and one of `numbers` has commas between them.
+enum class Kind {
+  boolean,
+  integer,
+  bytes,
+  number,
+  numbers,
+  pair,
+  text,
+  texts,
+  choice,
+  section,
+  list,
+  anything
+};
 
 /// The properties of a field beside its key and its member.
 struct About {
@@ -204,6 +218,10 @@ Spec spec_of(std::string key, About about) {
     spec.kind = Kind::number;
   } else if constexpr (std::is_same_v<Value, std::vector<Json>>) {
     spec.kind = Kind::list;
+  } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+    spec.kind = Kind::texts;
+  } else if constexpr (std::is_same_v<Value, std::vector<double>>) {
+    spec.kind = Kind::numbers;
   } else if constexpr (std::is_same_v<Value, Json>) {
     spec.kind = Kind::anything;
   } else {
@@ -236,6 +254,10 @@ Json to_json(const Value& value) {
       if (named == value) return name;
     }
     return {};
+  } else if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+    return value.size() > 1 ? Json(value) : Json(value.empty() ? std::string() : value.front());
+  } else if constexpr (std::is_same_v<Value, std::vector<double>>) {
+    return value.empty() ? Json() : Json(value);
   } else {
     return value;
   }

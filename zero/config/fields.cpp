@@ -889,9 +889,18 @@ void add_program(All& all) {
             &Program::from);
   train.add("data",
             {.sentence = "Text or token file, or a folder made by `zero data prepare`",
+             .details = "An array of several is a mixture, as is a repeated --data: they have the "
+                        "same tokens. docs/zero-data.md says in which order their samples come.",
              .option = "--data",
              .common = true},
             &Program::data);
+  train.add("data_weights",
+            {.sentence = "How often each of several --data is sampled, as 0.7,0.3; if left out, "
+                         "each of their sequences comes once in an epoch",
+             .details = "A weight for each, above 0; they need not add up to 1.",
+             .option = "--data-weights",
+             .argument = "LIST"},
+            &Program::data_weights);
   train.add(
       "val_data",
       {.sentence = "File or folder to validate on; if left out, the validation split of --data",

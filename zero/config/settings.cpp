@@ -1,8 +1,10 @@
 #include "zero/config/settings.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -298,6 +300,18 @@ void check_rules(const ModelSettings& model, const Config& engine) {
 }
 
 void check_rules(const ProgramSettings& program) {
+  const auto& weights = program.data_weights;
+  const bool counted = weights.empty() || program.data.empty();  // data may be given later
+  if (!counted && weights.size() != program.data.size()) {
+    refuse_option("data_weights", fmt::format("{}", fmt::join(weights, ", ")),
+                  fmt::format("a number for each data set, of which there are {}, or left out",
+                              program.data.size()));
+  }
+  for (const double weight : weights) {
+    if (std::isfinite(weight) && weight > 0) continue;
+    refuse_option("data_weights", fmt::format("{}", fmt::join(weights, ", ")),
+                  "a list of numbers above 0, without the data that are not to be used");
+  }
   if (program.warmup.value_or(0) > program.steps) {
     refuse_option("warmup", fmt::format("{}", *program.warmup),
                   fmt::format("at most the number of steps, {}", program.steps));

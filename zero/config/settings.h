@@ -111,7 +111,11 @@ struct ProgramSettings {
   std::optional<int64_t> mask_token{};  ///< of TrainingTask::masked; else the tokenizer's
   /// Tokens see those of their own document alone, as the marks of the data say.
   bool document_attention = false;
-  std::string data{};  ///< text, tokens, or a folder made by `zero data prepare`
+  /// Text, tokens, or a folder made by `zero data prepare`. Several are a mixture.
+  std::vector<std::string> data{};
+  /// How often each of `data` is sampled; they need not add up to 1. Empty: each sequence of all
+  /// data once in an epoch.
+  std::vector<double> data_weights{};
   /// A file, all of which is for validation, or a folder, of which the validation split is. It must
   /// have the same tokens as `data`. Empty: the validation split of `data`.
   std::string val_data{};

@@ -1,8 +1,10 @@
 #include "zero/data/dataset.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +16,7 @@
 #include "zero/base/error.h"
 #include "zero/base/json.h"
 #include "zero/checkpoint/file.h"
+#include "zero/data/mixture.h"
 
 namespace zero {
 namespace {
@@ -91,7 +94,8 @@ Files files_of(const fs::path& folder, bool needs_validation) {
     std::error_code ignored;
     if (!entry.is_regular_file(ignored)) continue;
     const auto name = entry.path().filename().string();
-    if (name.ends_with(".marks.bin") || name.ends_with(".labels.bin")) continue;  // beside tokens
+    if (name.ends_with(".marks.bin") || name.ends_with(".labels.bin") || name.ends_with(".idx"))
+      continue;  // beside tokens
     if (const auto shard = shard_of(entry.path())) {
       const auto [other, added] = shards[shard->set].try_emplace(shard->number, entry.path());
       if (!added)
@@ -172,8 +176,8 @@ Dataset split(const fs::path& path, const SplitOptions& options) {
   }
   const int64_t boundary = all.size() - validation;
   Dataset dataset;
-  dataset.train = {all.tokens, 0, boundary};
-  dataset.validation = {all.tokens, boundary, all.size()};
+  dataset.train = TokenRange{all.tokens, 0, boundary};
+  dataset.validation = TokenRange{all.tokens, boundary, all.size()};
   return dataset;
 }
 
@@ -214,7 +218,87 @@ void read_meta(const fs::path& folder, Dataset& dataset) {
   }
 }
 
+bool same_contents(const fs::path& one, const fs::path& other) {
+  return read_file(one, &fail<DataError>) == read_file(other, &fail<DataError>);
+}
+
+std::string tokens_of(const Dataset& data) {
+  if (data.by_bytes) return "bytes";
+  if (data.vocab_size == 0) return "tokens of a vocabulary that it does not tell";
+  return fmt::format("the {} tokens of {}", data.vocab_size, data.tokenizer.string());
+}
+
 }  // namespace
+
+int64_t Split::size() const {
+  int64_t tokens = 0;
+  for (const auto& source : sources) tokens += source.size();
+  return tokens;
+}
+
+bool Split::marked() const {
+  return std::ranges::any_of(sources,
+                             [](const TokenRange& source) { return source.tokens->marked(); });
+}
+
+std::string Split::name() const {
+  std::vector<std::string> names;
+  for (const auto& source : sources) names.push_back(source.tokens->name());
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+void check_same_tokens(const Dataset& one, const Dataset& other,
+                       const std::array<std::string, 2>& names, std::string_view why) {
+  const bool told = one.vocab_size > 0 && other.vocab_size > 0;
+  const bool same =
+      one.by_bytes == other.by_bytes &&
+      (one.by_bytes || !told ||
+       (one.vocab_size == other.vocab_size && same_contents(one.tokenizer, other.tokenizer)));
+  if (same) return;
+  throw DataError(fmt::format("{} holds {}, but {} is {}: {}", names[1], tokens_of(other), names[0],
+                              tokens_of(one), why));
+}
+
+Dataset join(std::vector<Dataset> parts, const std::vector<double>& weights) {
+  ensure(!parts.empty(), "data to join");
+  if (!weights.empty()) {
+    if (weights.size() != parts.size()) {
+      throw ConfigError(
+          fmt::format("There are {} weights of the data ({}), and {} data sets. Give a weight for "
+                      "each (--data A --data B --data-weights 0.7,0.3), or none.",
+                      weights.size(), fmt::join(weights, ", "), parts.size()));
+    }
+    (void)Mixture(weights);  // checks them
+  }
+  auto all = std::move(parts.front());
+  for (size_t i = 1; i < parts.size(); ++i) {
+    auto& part = parts[i];
+    check_same_tokens(all, part, {all.train.name(), part.train.name()},
+                      "data that are mixed have the same tokens. Prepare all with the same "
+                      "--tokenizer.");
+    if (all.labels != part.labels) {
+      throw DataError(fmt::format(
+          "{} has {} labels of its texts, and {} has {}, or others: data that are mixed "
+          "have the same. Prepare them together.",
+          part.train.name(), part.labels.size(), all.train.name(), all.labels.size()));
+    }
+    if (all.vocab_size == 0) {
+      all.vocab_size = part.vocab_size;
+      all.tokenizer = std::move(part.tokenizer);
+    }
+    std::ranges::move(part.train.sources, std::back_inserter(all.train.sources));
+    std::ranges::move(part.validation.sources, std::back_inserter(all.validation.sources));
+  }
+  all.train.weights = weights;
+  return all;
+}
+
+Dataset open_mixture(const std::vector<fs::path>& paths, const std::vector<double>& weights,
+                     const SplitOptions& options) {
+  std::vector<Dataset> parts;
+  for (const auto& path : paths) parts.push_back(open_dataset(path, options));
+  return join(std::move(parts), weights);
+}
 
 Dataset open_dataset(const fs::path& path, const SplitOptions& options) {
   std::error_code error;
@@ -228,7 +312,7 @@ Dataset open_dataset(const fs::path& path, const SplitOptions& options) {
     dataset.train = whole(files.train);
     if (!files.validation.empty()) dataset.validation = whole(files.validation);
   }
-  if (dataset.train.tokens->format() == TokenFormat::bytes) {
+  if (dataset.train.sources.front().tokens->format() == TokenFormat::bytes) {
     dataset.vocab_size = 256;
     dataset.by_bytes = true;
   } else {

@@ -74,6 +74,7 @@ constexpr Signature kSignatures[] = {
     {0, "\xC8\xD7\x34\x01"sv, "a tokenizer of llm.c", kNoText},
     {0, "\x88\xD8\x34\x01"sv, "a file of llm.c tokens",
      "It is prepared already: `zero train --data` takes it."},
+    {0, "MMIDIDX\0\0"sv, "the index of Megatron tokens", "Give the .bin beside it."},
     {0, "\x8A\xD8\x34\x01"sv, "an evaluation file of llm.c", kNoText},
     {0, "\xA1\xD9\x34\x01"sv, "a file of llm.c tokens of 32 bits",
      "It is prepared already: `zero train --data` takes it."},

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <string>
+#include <type_traits>
 
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/data/foreign.h"
+#include "zero/data/megatron.h"
 
 namespace zero {
 namespace {
@@ -27,20 +30,28 @@ Header header_of(const InputFile& file) {
 }
 
 // Reads tokens into the end of `out` and widens them from its beginning: none is overwritten before
-// it is read, since a token is narrower than an int64.
-template <typename Token>
+// it is read, since a token is no wider than an int64.
+template <typename Token, bool text = false>
 int64_t read_tokens(const InputFile& file, uint64_t offset, std::span<int64_t> out) {
   const auto bytes = std::as_writable_bytes(out);
   const auto source = bytes.last(out.size() * sizeof(Token));
   file.read_at(offset, source.data(), source.size());
-  if (sizeof(Token) == 1)
-    refuse_nul(file, {reinterpret_cast<const char*>(source.data()), source.size()}, offset);
+  if (text) refuse_nul(file, {reinterpret_cast<const char*>(source.data()), source.size()}, offset);
   Token largest = 0;
+  Token negative = 0;
   for (size_t i = 0; i < out.size(); ++i) {
     Token token = 0;
     std::memcpy(&token, source.data() + i * sizeof token, sizeof token);
     largest = std::max(largest, token);
+    if constexpr (std::is_signed_v<Token>) negative = std::min(negative, token);
     out[i] = token;
+  }
+  if (negative != 0) {
+    const auto place = std::ranges::find(out, static_cast<int64_t>(negative)) - out.begin();
+    throw DataError(fmt::format(
+        "{} holds the number {} at token {}, and tokens are at least 0. Write the data again.",
+        file.path().string(), static_cast<int64_t>(negative),
+        static_cast<int64_t>(offset / sizeof(Token)) + place));
   }
   return largest;
 }
@@ -65,12 +76,10 @@ std::string_view name(TokenFormat format) {
       return "llm.c tokens of 32 bits";
     case TokenFormat::nano_gpt:
       return "nanoGPT tokens";
+    case TokenFormat::megatron:
+      return "Megatron tokens";
   }
   return "";
-}
-
-int64_t token_bytes(TokenFormat format) {
-  return format == TokenFormat::bytes ? 1 : format == TokenFormat::llm_c_32 ? 4 : 2;
 }
 
 TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenFormat> format)
@@ -80,14 +89,29 @@ TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenForma
   if (bytes == 0) throw DataError(fmt::format("{} is empty.", file));
   const auto header = header_of(*file_);
   const bool binary = path.extension() == ".bin";
+  const auto index = MegatronIndex::path_of(path);
+  const bool indexed = binary && !format && MegatronIndex::is_index(index);
   format_ = format                      ? *format
+            : indexed                   ? TokenFormat::megatron
             : header[0] == kLlmCMagic   ? TokenFormat::llm_c
             : header[0] == kLlmC32Magic ? TokenFormat::llm_c_32
             : binary                    ? TokenFormat::nano_gpt
                                         : TokenFormat::bytes;
   const bool wide = format_ == TokenFormat::llm_c_32;
   const bool has_header = wide || format_ == TokenFormat::llm_c;
-  if (!format && !has_header) refuse_foreign(*file_, binary);
+  if (!format && !has_header && !indexed) refuse_foreign(*file_, binary);
+  token_bytes_ = format_ == TokenFormat::bytes ? 1 : wide ? 4 : 2;
+  if (format_ == TokenFormat::megatron) {
+    index_ = std::make_unique<const MegatronIndex>(index, path, file_->size());
+    token_bytes_ = index_->token_bytes();
+  }
+  std::error_code ignored;
+  if (binary && format_ == TokenFormat::nano_gpt && std::filesystem::exists(index, ignored)) {
+    throw DataError(fmt::format(
+        "{} stands beside {}, and does not begin as Megatron's index does (MMIDIDX): it is "
+        "damaged, or of something else. Copy the index again, or remove it.",
+        index.string(), file));
+  }
 
   if (format_ == TokenFormat::bytes) {
     std::string start(std::min(file_->size(), kTextCheckedAtStart), '\0');
@@ -115,13 +139,12 @@ TokenFile::TokenFile(const std::filesystem::path& path, std::optional<TokenForma
     header_ = kLlmCHeaderBytes;
   }
   const int64_t payload = bytes - static_cast<int64_t>(header_);
-  const int64_t width = token_bytes(format_);
-  if (payload % width != 0) {
+  if (payload % token_bytes_ != 0) {
     throw DataError(
         fmt::format("{} is damaged: its tokens have {} bytes each, yet {} bytes hold them.", file,
-                    width, payload));
+                    token_bytes_, payload));
   }
-  size_ = payload / width;
+  size_ = payload / token_bytes_;
   if (has_header && header[2] != size_) {
     throw DataError(fmt::format("{} is {}: its header promises {} tokens, and it holds {}.", file,
                                 header[2] > size_ ? "truncated" : "damaged", header[2], size_));
@@ -146,19 +169,44 @@ TokenFile::~TokenFile() = default;
 
 const std::filesystem::path& TokenFile::path() const { return file_->path(); }
 
+std::string_view TokenFile::contents() const {
+  return index_ ? index_->name() : zero::name(format_);
+}
+
+bool TokenFile::is_signed() const { return index_ && index_->is_signed(); }
+
+int64_t TokenFile::vocab_limit() const {
+  const auto bits = 8 * token_bytes_ - (is_signed() ? 1 : 0);
+  return bits >= 63 ? std::numeric_limits<int64_t>::max() : int64_t{1} << bits;
+}
+
 int64_t TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   ensure(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
          "a range of tokens within the file");
-  const auto first = static_cast<uint64_t>(begin);
-  if (format_ == TokenFormat::bytes) return read_tokens<uint8_t>(*file_, first, out);
-  if (format_ == TokenFormat::llm_c_32)
-    return read_tokens<uint32_t>(*file_, header_ + 4 * first, out);
-  return read_tokens<uint16_t>(*file_, header_ + 2 * first, out);
+  const auto offset = header_ + static_cast<uint64_t>(token_bytes_ * begin);
+  switch (token_bytes_) {
+    case 1:
+      if (format_ == TokenFormat::bytes) return read_tokens<uint8_t, true>(*file_, offset, out);
+      return read_tokens<uint8_t>(*file_, offset, out);
+    case 2:
+      return is_signed() ? read_tokens<int16_t>(*file_, offset, out)
+                         : read_tokens<uint16_t>(*file_, offset, out);
+    case 4:
+      return is_signed() ? read_tokens<int32_t>(*file_, offset, out)
+                         : read_tokens<uint32_t>(*file_, offset, out);
+    default:
+      return read_tokens<int64_t>(*file_, offset, out);
+  }
 }
 
 void TokenFile::read_marks(int64_t begin, std::span<uint8_t> out) const {
-  ensure(marks_ && begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
+  ensure(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
          "a range of marks within the file");
+  if (!marks_) {
+    std::ranges::fill(out, kSupervised);
+    if (index_) index_->mark_documents(begin, out);
+    return;
+  }
   marks_->read_at(static_cast<uint64_t>(begin), out.data(), out.size());
   const auto wrong = std::find_if(out.begin(), out.end(), [](uint8_t mark) {
     return (mark & ~(kSupervised | kBeginsDocument | kSecondText)) != 0;
@@ -169,7 +217,7 @@ void TokenFile::read_marks(int64_t begin, std::span<uint8_t> out) const {
 }
 
 void TokenFile::will_need(int64_t begin, int64_t count) const {
-  const auto width = static_cast<uint64_t>(token_bytes(format_));
+  const auto width = static_cast<uint64_t>(token_bytes_);
   file_->will_need(header_ + width * static_cast<uint64_t>(begin),
                    width * static_cast<uint64_t>(count));
 }
@@ -177,11 +225,11 @@ void TokenFile::will_need(int64_t begin, int64_t count) const {
 Tokens::Tokens(const std::vector<std::filesystem::path>& paths) {
   for (const auto& path : paths) {
     const auto& file = *files_.emplace_back(std::make_unique<const TokenFile>(path));
-    if (file.format() != format()) {
+    if (file.contents() != files_.front()->contents()) {
       throw DataError(
           fmt::format("{} holds {}, and {} holds {}: the shards of one data set have one format.",
-                      files_.front()->path().string(), zero::name(format()), path.string(),
-                      zero::name(file.format())));
+                      files_.front()->path().string(), files_.front()->contents(), path.string(),
+                      file.contents()));
     }
     if (file.marked() != marked()) {
       throw DataError(fmt::format(

@@ -2,9 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include "zero/base/error.h"
@@ -39,9 +43,11 @@ bool is_ours(const at::Tensor& tensor) {
 }  // namespace
 
 std::string LoaderState::to_json() const {
-  return nlohmann::ordered_json{
-      {"sample", sample}, {"sequence", sequence}, {"sequences", sequences}, {"seed", seed}}
-      .dump();
+  nlohmann::ordered_json object{
+      {"sample", sample}, {"sequence", sequence}, {"sequences", sequences}, {"seed", seed}};
+  if (!sources.empty()) object["sources"] = sources;
+  if (!shares.empty()) object["shares"] = shares;
+  return object.dump();
 }
 
 LoaderState LoaderState::from_json(std::string_view json) {
@@ -61,82 +67,131 @@ LoaderState LoaderState::from_json(std::string_view json) {
     }
     return *found;
   };
-  return {integer("sample"), integer("sequence"), integer("sequences"), integer("seed")};
+  const auto integers = [&](const char* key) {
+    std::vector<int64_t> values;
+    const auto found = object.find(key);
+    if (found == object.end()) return values;
+    const bool fits = found->is_array() && std::ranges::all_of(*found, [](const auto& value) {
+                        return value.is_number_integer();
+                      });
+    if (!fits) {
+      throw DataError(
+          fmt::format("The state of the data has the {} {}, which are not whole numbers.", key,
+                      excerpt(found->dump())));
+    }
+    return found->template get<std::vector<int64_t>>();
+  };
+  return {integer("sample"), integer("sequence"), integer("sequences"),
+          integer("seed"),   integers("sources"), integers("shares")};
 }
 
-TokenLoader::TokenLoader(TokenRange tokens, const LoaderOptions& options)
-    : tokens_(std::move(tokens)), options_(options) {
+TokenLoader::TokenLoader(Split split, const LoaderOptions& options)
+    : split_(std::move(split)), options_(options) {
   check(options_);
-  if (tokens_.tokens == nullptr)
-    throw ConfigError("The loader was given a range of no tokens: TokenRange::tokens is null.");
-  const auto file = tokens_.tokens->name();
-  sequences_ = std::max<int64_t>(0, tokens_.size() - 1) / options_.sequence;
-  if (sequences_ == 0) {
-    throw DataError(
-        fmt::format("The split of {} has {} tokens, and one sequence of {} with its target needs "
-                    "{}. Use a shorter sequence or more data.",
-                    file, tokens_.size(), options_.sequence, options_.sequence + 1));
+  if (split_.sources.empty()) throw ConfigError("The loader was given a split without sources.");
+  if (!split_.weights.empty()) mixture_.emplace(split_.weights);
+  row_.resize(static_cast<size_t>(options_.sequence) + 1);
+  for (const auto& source : split_.sources) {
+    if (source.tokens == nullptr)
+      throw ConfigError("The loader was given a range of no tokens: TokenRange::tokens is null.");
+    const int64_t count = std::max<int64_t>(0, source.size() - 1) / options_.sequence;
+    if (count == 0) {
+      throw DataError(fmt::format(
+          "The split of {} has {} tokens, and one sequence of {} with its target needs "
+          "{}. Use a shorter sequence or more data.",
+          source.tokens->name(), source.size(), options_.sequence, options_.sequence + 1));
+    }
+    ends_.push_back(sequences() + count);
+    check_source(source);
+    const bool marked = options_.marks && source.tokens->marked();
+    if (marked || options_.documents) marks_.resize(row_.size());
   }
   const int64_t together = options_.world_size * options_.micro_batch;
-  if (sequences_ < together) {
+  if (sequences() < together) {
     throw DataError(fmt::format(
         "The split of {} has {} sequences of {} tokens, fewer than the {} that {} ranks take at a "
         "time with a micro-batch of {}. Use fewer ranks, a "
         "smaller micro-batch, a shorter sequence or more data.",
-        file, sequences_, options_.sequence, together, options_.world_size, options_.micro_batch));
-  }
-  row_.resize(static_cast<size_t>(options_.sequence) + 1);
-  if (options_.documents) check_documents();
-  if ((options_.marks || options_.documents) && tokens_.tokens->marked())
-    marks_.resize(row_.size());
-  if (options_.vocab_size > 0 && options_.vocab_size < tokens_.tokens->vocab_limit()) {
-    std::vector<int64_t> block(size_t{1} << 16);
-    const int64_t end = std::min(tokens_.end, tokens_.begin + kTokensCheckedAtStart);
-    for (int64_t begin = tokens_.begin; begin < end; begin += static_cast<int64_t>(block.size())) {
-      const auto count = std::min<int64_t>(static_cast<int64_t>(block.size()), end - begin);
-      check_token(tokens_.tokens->read(begin, std::span(block).first(count)), begin, count);
-    }
+        split_.name(), sequences(), options_.sequence, together, options_.world_size,
+        options_.micro_batch));
   }
 }
 
-void TokenLoader::check_token(int64_t largest, int64_t begin, int64_t count) const {
+void TokenLoader::check_source(const TokenRange& source) {
+  const auto& tokens = *source.tokens;
+  const int64_t end =
+      std::min(source.end, source.begin + kTokensCheckedAtStart / std::ssize(split_.sources));
+  constexpr int64_t kBlock = int64_t{1} << 16;
+  const auto for_blocks = [&](const auto& visit) {
+    for (int64_t begin = source.begin; begin < end; begin += kBlock) {
+      if (visit(begin, static_cast<size_t>(std::min(kBlock, end - begin)))) return true;
+    }
+    return false;
+  };
+  if (options_.documents) {
+    std::vector<uint8_t> block(kBlock);
+    const bool found = tokens.tells_documents() && for_blocks([&](int64_t begin, size_t count) {
+                         const auto marks = std::span(block).first(count);
+                         tokens.read_marks(begin, marks);
+                         return std::ranges::any_of(
+                             marks, [](uint8_t mark) { return (mark & kBeginsDocument) != 0; });
+                       });
+    if (!found) {
+      throw DataError(fmt::format(
+          "Attention is to stay inside of documents (--document-attention), and {} {}. Prepare "
+          "JSON lines, each of which is a document (zero data prepare --jsonl), give Megatron's "
+          "files, or leave the option out.",
+          tokens.name(),
+          tokens.tells_documents() ? "has marks, none of which says that a document begins"
+                                   : "has no marks that say where they begin"));
+    }
+  }
+  if (options_.vocab_size > 0 && options_.vocab_size < tokens.vocab_limit()) {
+    std::vector<int64_t> block(kBlock);
+    for_blocks([&](int64_t begin, size_t count) {
+      check_token(source, tokens.read(begin, std::span(block).first(count)), begin,
+                  static_cast<int64_t>(count));
+      return false;
+    });
+  }
+}
+
+void TokenLoader::check_token(const TokenRange& source, int64_t largest, int64_t begin,
+                              int64_t count) const {
   if (options_.vocab_size <= 0 || largest < options_.vocab_size) return;
   throw DataError(fmt::format(
       "{} holds the token {} (among tokens {} to {}), and the model's vocabulary has {}. Use the "
       "vocabulary that the data was "
       "prepared with.",
-      tokens_.tokens->name(), largest, begin, begin + count - 1, options_.vocab_size));
+      source.tokens->name(), largest, begin, begin + count - 1, options_.vocab_size));
 }
 
-int64_t TokenLoader::sequence_of(int64_t sample) const {
-  const int64_t within = sample % sequences_;
-  if (!options_.shuffle) return within;
-  return Permutation(sequences_, options_.seed, static_cast<uint64_t>(sample / sequences_))(within);
+TokenLoader::Place TokenLoader::place(size_t source, int64_t sequence) const {
+  const auto& range = split_.sources[source];
+  return {range, range.begin + sequence * options_.sequence};
 }
 
-void TokenLoader::check_documents() const {
-  const auto refuse = [&](std::string_view why) {
-    throw DataError(fmt::format(
-        "Attention is to stay inside of documents (--document-attention), and {} {}. Prepare JSON "
-        "lines, each of which is a document (zero data prepare --jsonl), or leave the option out.",
-        tokens_.tokens->name(), why));
+TokenLoader::Place TokenLoader::place_of(int64_t sample) const {
+  const auto shuffled = [&](int64_t of, int64_t sequences, uint64_t seed) {
+    const int64_t within = of % sequences;
+    if (!options_.shuffle) return within;
+    return Permutation(sequences, seed, static_cast<uint64_t>(of / sequences))(within);
   };
-  if (!tokens_.tokens->marked()) refuse("has no marks that say where they begin");
-  std::vector<uint8_t> block(size_t{1} << 16);
-  const int64_t end = std::min(tokens_.end, tokens_.begin + kTokensCheckedAtStart);
-  for (int64_t begin = tokens_.begin; begin < end; begin += static_cast<int64_t>(block.size())) {
-    const auto count = std::min<int64_t>(static_cast<int64_t>(block.size()), end - begin);
-    const auto marks = std::span(block).first(static_cast<size_t>(count));
-    tokens_.tokens->read_marks(begin, marks);
-    if (std::ranges::any_of(marks, [](uint8_t mark) { return (mark & kBeginsDocument) != 0; }))
-      return;
+  const auto before = [&](size_t source) { return source == 0 ? 0 : ends_[source - 1]; };
+  if (mixture_) {
+    const auto [source, of_source] = (*mixture_)(sample);
+    return place(source,
+                 shuffled(of_source, ends_[source] - before(source), options_.seed + source));
   }
-  refuse("has marks, none of which says that a document begins");
+  const int64_t sequence = shuffled(sample, sequences(), options_.seed);
+  const auto source =
+      static_cast<size_t>(std::ranges::upper_bound(ends_, sequence) - ends_.begin());
+  return place(source, sequence - before(source));
 }
 
-void TokenLoader::follow_marks(int64_t begin, int64_t row) {
+void TokenLoader::follow_marks(const Place& place, int64_t row) {
   if (marks_.empty()) return;
-  tokens_.tokens->read_marks(begin, marks_);
+  place.source.tokens->read_marks(place.begin, marks_);
   const auto is = [&](int64_t i, uint8_t mark) {
     return (marks_[static_cast<size_t>(i)] & mark) != 0;
   };
@@ -164,40 +219,51 @@ TokenLoader::Batch TokenLoader::next() {
   auto* tokens = batch_.tokens.mutable_data_ptr<int64_t>();
   auto* targets = batch_.targets.mutable_data_ptr<int64_t>();
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t begin = tokens_.begin + sequence_of(first + row) * length;
-    check_token(tokens_.tokens->read(begin, row_), begin, length + 1);
+    const auto at = place_of(first + row);
+    check_token(at.source, at.source.tokens->read(at.begin, row_), at.begin, length + 1);
     std::copy_n(row_.begin(), length, tokens + row * length);
     std::copy_n(row_.begin() + 1, length, targets + row * length);
-    follow_marks(begin, row);
+    follow_marks(at, row);
   }
   sample_ += options_.world_size * rows;
   // The disk works while the model does.
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t begin =
-        tokens_.begin + sequence_of(sample_ + options_.rank * rows + row) * length;
-    tokens_.tokens->will_need(begin, length + 1);
+    const auto at = place_of(sample_ + options_.rank * rows + row);
+    at.source.tokens->will_need(at.begin, length + 1);
   }
   return batch_;
 }
 
 LoaderState TokenLoader::state() const {
-  return {.sample = sample_,
-          .sequence = options_.sequence,
-          .sequences = sequences_,
-          .seed = options_.seed};
+  LoaderState state{.sample = sample_,
+                    .sequence = options_.sequence,
+                    .sequences = sequences(),
+                    .seed = options_.seed};
+  if (ends_.size() > 1 || mixture_)
+    std::adjacent_difference(ends_.begin(), ends_.end(), std::back_inserter(state.sources));
+  if (mixture_) state.shares = mixture_->counts();
+  return state;
 }
 
 void check_same_data(const LoaderState& state, const LoaderState& here) {
-  const auto expect = [&](const char* what, auto saved, auto now) {
-    if (saved != now) {
-      throw DataError(
-          fmt::format("The run that is resumed had {} {}, and this one has {}: its position in the "
-                      "data would mean something else. Use the same data, sequence "
-                      "length and seed.",
-                      what, saved, now));
-    }
+  const auto expect = [&](const char* what, const auto& saved, const auto& now) {
+    if (saved == now) return;
+    const auto text = [](const auto& value) {
+      if constexpr (std::is_integral_v<std::remove_cvref_t<decltype(value)>>) {
+        return fmt::format("{}", value);
+      } else {
+        return value.empty() ? std::string("none") : fmt::format("{}", fmt::join(value, ", "));
+      }
+    };
+    throw DataError(
+        fmt::format("The run that is resumed had {} {}, and this one has {}: its position in the "
+                    "data would mean something else. Use the same data, weights, sequence "
+                    "length and seed.",
+                    what, text(saved), text(now)));
   };
   expect("a sequence length of", state.sequence, here.sequence);
+  expect("the numbers of sequences in a mixture", state.sources, here.sources);
+  expect("the shares of 4096 samples (by --data-weights)", state.shares, here.shares);
   expect("a number of sequences of", state.sequences, here.sequences);
   expect("the seed", state.seed, here.seed);
   if (state.sample < 0)

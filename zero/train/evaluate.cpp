@@ -62,18 +62,19 @@ std::unique_ptr<LanguageModelConfig> sizes_of(const Options& program) {
   return sizes;
 }
 
-/// Returns the tokens of the data, all of them as both splits. Rank 0 encodes text, in `folder`.
+/// Returns the tokens of `data`, all of them as both splits. Rank 0 encodes text, in `folder`.
 /// Collective.
-Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm::Group& group) {
+Dataset open(const Options& program, fs::path data, std::optional<PassingFolder>& folder,
+             comm::Group& group) {
   std::error_code ignored;
-  fs::path data = program.data;
+  const auto given = data.string();
   if (!fs::exists(data, ignored))
-    throw DataError(fmt::format("There is no file and no folder {}.", program.data));
+    throw DataError(fmt::format("There is no file and no folder {}.", given));
   if (fs::is_directory(data, ignored)) {
     auto set = open_dataset(data, {.validation_fraction = 0.0});
-    if (set.validation.tokens == nullptr) {
+    if (set.validation.sources.empty()) {
       throw DataError(
-          fmt::format("The folder {} has no validation split. Give a file of it.", program.data));
+          fmt::format("The folder {} has no validation split. Give a file of it.", given));
     }
     set.train = set.validation;
     return set;
@@ -84,7 +85,7 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
         "Attention is to stay inside of documents (--document-attention), and {} is text, which "
         "does not say where they begin. Give JSON lines (.jsonl), each of which is a document, or "
         "what `zero data prepare --jsonl` made, or leave the option out.",
-        program.data));
+        given));
   }
   const auto tokenizer = fs::path(program.from) / "tokenizer.json";
   const auto sizes = sizes_of(program);
@@ -95,7 +96,7 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
         fmt::format("{} is text without labels. Give JSON lines ({{\"text\": ..., \"label\": ...}} "
                     "in a .jsonl) or "
                     "what `zero data prepare --classify` made.",
-                    program.data));
+                    given));
   }
   if (lines || (data.extension() != ".bin" && fs::exists(tokenizer, ignored))) {
     comm::agree_on_rank_zero<DataError>(group, "Encoding the text", [&] {
@@ -113,15 +114,26 @@ Dataset open(const Options& program, std::optional<PassingFolder>& folder, comm:
     throw DataError(fmt::format(
         "{} is text, and {} has no tokenizer.json: its bytes are no tokens of a vocabulary of {}. "
         "Give what `zero data prepare` made with the model's tokenizer.",
-        program.data, program.from, sizes->vocab_size()));
+        given, program.from, sizes->vocab_size()));
   }
   auto set = open_dataset(data, {.validation_fraction = 0.0});
   set.validation = set.train;
   return set;
 }
 
+/// Opens all of the data, which are measured one after the other. `folders` are those of encoded
+/// text. Collective.
+Dataset open_all(const Options& program, std::vector<std::optional<PassingFolder>>& folders,
+                 comm::Group& group) {
+  std::vector<Dataset> parts;
+  for (size_t i = 0; i < program.data.size(); ++i)
+    parts.push_back(open(program, program.data[i], folders[i], group));
+  return join(std::move(parts));
+}
+
 Options program_of(const EvaluateOptions& options) {
   auto program = options_of_model(options.from, options.adapter, options.quantize_base);
+  if (options.data.empty()) throw ConfigError("There are no data to measure the model on.");
   program.data = options.data;
   program.task = options.task;
   program.mask_token = options.mask_token;
@@ -227,15 +239,17 @@ void write_logits(const Evaluated& of, bool classifies, const LanguageModelConfi
 
 Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::Group>& group) {
   auto program = program_of(options);
-  std::optional<PassingFolder> folder;
-  const auto data = open(program, folder, *group);
+  std::vector<std::optional<PassingFolder>> folders(program.data.size());
+  const auto data = open_all(program, folders, *group);
   const auto sizes = model_config(program, data);
   const auto kind = task_of(program, data, *sizes);
-  if (options.seq == 0 && kind != TrainingTask::classes)  // a short text is one sequence
-    program.seq = std::clamp<int64_t>(data.train.size() - 1, 1, program.seq);
+  if (options.seq == 0 && kind != TrainingTask::classes) {  // a short text is one sequence
+    for (const auto& source : data.train.sources)
+      program.seq = std::clamp<int64_t>(source.size() - 1, 1, program.seq);
+  }
   auto tokens = comm::agree<DataError>(*group, "Opening the data",
                                        [&] { return task_data(program, data, *sizes, 0, 1); });
-  folder.reset();  // all ranks have opened its files
+  folders.clear();  // all ranks have opened their files
   Config config;
   config.stage = options.stage;
   config.bf16 = options.bf16;
@@ -252,12 +266,13 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
   });
   if (!mean) return {.task = kind, .stopped = true};
   if (mean->weight == 0) {
-    throw DataError(fmt::format(
-        "No token of {} is to be predicted. Give more text, or data with answers.", options.data));
+    throw DataError(
+        fmt::format("No token of {} is to be predicted. Give more text, or data with answers.",
+                    names_of(program)));
   }
   if (!std::isfinite(mean->loss)) {
     throw DataError(fmt::format("The loss on {} is {}: the weights of {} are not finite.",
-                                options.data, mean->loss, options.from));
+                                names_of(program), mean->loss, options.from));
   }
   const bool classifies = kind == TrainingTask::classes;
   Evaluation result{.task = kind, .loss = mean->loss, .correct = mean->correct.value_or(0)};

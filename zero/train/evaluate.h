@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "zero/comm/group.h"
 #include "zero/config/settings.h"
@@ -19,8 +20,9 @@ struct EvaluateOptions {
   /// The format of the weights beneath the adapter: as it was trained.
   BaseFormat quantize_base = BaseFormat::as_they_are;
   /// Tokens, a folder of `zero data prepare` (its validation split), or a text or JSON lines
-  /// (.jsonl), which are encoded with the tokenizer.json of `from`.
-  std::string data{};
+  /// (.jsonl), which are encoded with the tokenizer.json of `from`. Several are measured as one,
+  /// each of their sequences once; they have the same tokens.
+  std::vector<std::string> data{};
   TrainingTask task = TrainingTask::any;
   std::optional<int64_t> mask_token{};
   bool document_attention = false;  ///< ProgramSettings::document_attention

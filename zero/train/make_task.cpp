@@ -24,10 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kSeedOfValidation = 0x76616c6964617465;
 
-bool is_marked(const Dataset& data) {
-  return data.train.tokens != nullptr && data.train.tokens->marked();
-}
-
 /// Masks as the tokenizer of the data says, or that of the model's folder.
 Masking masking_of(const Options& options, const Dataset& data, int64_t vocabulary, uint64_t seed) {
   std::error_code ignored;
@@ -58,24 +54,24 @@ Masking masking_of(const Options& options, const Dataset& data, int64_t vocabula
 
 TrainingTask task_of(const Options& options, const Dataset& data,
                      const LanguageModelConfig& sizes) {
-  if (options.task == TrainingTask::supervised && !is_marked(data)) {
+  if (options.task == TrainingTask::supervised && !data.train.marked()) {
     throw DataError(fmt::format(
         "The option 'task' is sft, but {} has no marks of the tokens that are to be predicted "
         "({}). Prepare the data with answers, or give --task lm.",
-        data.train.tokens->name(),
-        marks_of(fs::path(data.train.tokens->name())).filename().string()));
+        data.train.name(),
+        marks_of(fs::path(data.train.sources.front().tokens->name())).filename().string()));
   }
   const bool next_token = sizes.head() == Head::next_token;
   if (next_token && !data.labels.empty() && options.task != TrainingTask::language) {
     throw DataError(fmt::format(
         "{} has texts with labels, and the model predicts the next token: none of the tokens is "
         "marked as an answer. Give a BERT and --task classify, or --task lm.",
-        data.train.tokens->name()));
+        data.train.name()));
   }
   if (options.task != TrainingTask::any) return options.task;
   if (sizes.head() == Head::masked_token) return TrainingTask::masked;
   if (sizes.head() == Head::classes) return TrainingTask::classes;
-  return is_marked(data) ? TrainingTask::supervised : TrainingTask::language;
+  return data.train.marked() ? TrainingTask::supervised : TrainingTask::language;
 }
 
 void choose_head(LanguageModelConfig& sizes, const Options& options, const Dataset& data) {
@@ -110,8 +106,15 @@ TaskData task_data(const Options& options, const Dataset& data, const LanguageMo
   const bool validates = options.eval_tokens > 0;
   if (made.task == TrainingTask::classes) {
     const auto classes = static_cast<int64_t>(data.labels.size());
-    made.texts.emplace(data.train, vocabulary, classes);
-    if (validates) made.validation_texts.emplace(data.validation, vocabulary, classes);
+    if (data.train.sources.size() > 1) {
+      throw ConfigError(fmt::format(
+          "The task classify takes one data set, and --data names {}. Prepare their lines together "
+          "(zero data prepare --classify A B --out DIR).",
+          data.train.sources.size()));
+    }
+    made.texts.emplace(data.train.sources.front(), vocabulary, classes);
+    if (validates)
+      made.validation_texts.emplace(data.validation.sources.front(), vocabulary, classes);
     made.classes = classes_in(sizes.labels(), data.labels);
     return made;
   }

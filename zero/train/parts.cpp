@@ -3,12 +3,12 @@
 #include <ATen/ceil_div.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 
 #include "zero/base/error.h"
-#include "zero/checkpoint/file.h"
 #include "zero/models/architectures.h"
 #include "zero/models/recompute/activation_store.h"
 #include "zero/optim/sweeps.h"
@@ -21,30 +21,6 @@ namespace {
 
 int64_t micro_batch_of(const Options& options) {
   return options.micro_batch_size.value_or(kDefaultMicroBatch);
-}
-
-bool same_contents(const std::filesystem::path& a, const std::filesystem::path& b) {
-  return read_file(a, fail<DataError>) == read_file(b, fail<DataError>);
-}
-
-/// Throws DataError if a token of one data set may have another meaning in the other. Token files
-/// that do not name their tokenizer pass.
-void check_same_tokens(const Options& options, const Dataset& training, const Dataset& validation) {
-  const bool told = training.vocab_size > 0 && validation.vocab_size > 0;
-  const bool same = training.by_bytes == validation.by_bytes &&
-                    (training.by_bytes || !told ||
-                     (training.vocab_size == validation.vocab_size &&
-                      same_contents(training.tokenizer, validation.tokenizer)));
-  if (same) return;
-  const auto tokens_of = [](const Dataset& data) {
-    if (data.by_bytes) return std::string("bytes");
-    if (data.vocab_size == 0) return std::string("tokens of a vocabulary that it does not tell");
-    return fmt::format("the {} tokens of {}", data.vocab_size, data.tokenizer.string());
-  };
-  throw DataError(
-      fmt::format("The validation data {} holds {}, but {} is {}: a loss would say nothing. "
-                  "Prepare both with the same --tokenizer.",
-                  options.val_data, tokens_of(validation), options.data, tokens_of(training)));
 }
 
 int64_t warmup_of(const Options& options) {
@@ -87,22 +63,28 @@ Settings completed(Settings settings) {
 Dataset open_data(const Options& options) {
   const bool validates = options.eval_tokens > 0;
   const bool splits = validates && options.val_data.empty();
-  auto data = open_dataset(
-      options.data, {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
+  auto data =
+      open_mixture({options.data.begin(), options.data.end()}, options.data_weights,
+                   {.validation_fraction = splits ? SplitOptions{}.validation_fraction : 0.0});
   if (validates && !options.val_data.empty()) {
     const auto validation = open_dataset(options.val_data, {.validation_fraction = 0.0});
-    check_same_tokens(options, data, validation);
+    check_same_tokens(data, validation, {names_of(options), options.val_data},
+                      "a loss would say nothing. Prepare both with the same --tokenizer.");
     if (data.labels != validation.labels) {
       throw DataError(
           fmt::format("The validation data {} have other labels than {}. Prepare both together, or "
                       "with the same "
                       "labels.",
-                      options.val_data, options.data));
+                      options.val_data, names_of(options)));
     }
     data.validation =
         std::filesystem::is_directory(options.val_data) ? validation.validation : validation.train;
   }
   return data;
+}
+
+std::string names_of(const Options& options) {
+  return fmt::format("{}", fmt::join(options.data, ", "));
 }
 
 const std::string& model_name(const Options& options) {
@@ -143,7 +125,7 @@ std::unique_ptr<LanguageModelConfig> model_config(const Options& options, const 
                   name);
     throw ConfigError(
         fmt::format("The data {} has a vocabulary of {} tokens, but the model {} has {}. {}",
-                    options.data, data.vocab_size, name, sizes->vocab_size(), remedy));
+                    names_of(options), data.vocab_size, name, sizes->vocab_size(), remedy));
   }
   sizes->validate();
   return sizes;

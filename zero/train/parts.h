@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "zero/config/settings.h"
 #include "zero/data/dataset.h"
@@ -20,6 +21,8 @@ Settings completed(Settings settings);
 
 /// Opens the data to train on and to validate with. Throws DataError.
 Dataset open_data(const Options& options);
+/// Returns the paths of the data, for messages.
+std::string names_of(const Options& options);
 
 /// Returns what names the model: a name, a config.json, or a folder.
 const std::string& model_name(const Options& options);

@@ -272,7 +272,7 @@ RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& change
   run.tiers = tiers_reason;
   run.optimizer =
       describe_optimizer(model->module(), *settings.settings.engine.optimizer, options.decay_all);
-  run.data = options.data;
+  run.data = names_of(options);
   run.train_tokens = data.train.size();
   run.validation_tokens = data.validation.size();
   using Json = nlohmann::ordered_json;

@@ -48,9 +48,9 @@ Json json_of(const RunSettings& run, const Dataset& data) {
   // Hosts may name profile and model differently, so only the presence of a profile counts, and the
   // model's sizes.
   options["profile"] = !run.settings.program.profile.empty();
-  const auto tokens = [](const TokenRange& range) -> Json {
-    if (range.size() == 0) return 0;
-    return identity(range);
+  const auto tokens = [](const Split& split) -> Json {
+    if (split.size() == 0) return 0;
+    return identity(split);
   };
   settings["sizes"] = Json::parse(run.model);
   settings["data"] = {{"training", tokens(data.train)}, {"validation", tokens(data.validation)}};
@@ -59,9 +59,13 @@ Json json_of(const RunSettings& run, const Dataset& data) {
 
 }  // namespace
 
-std::string identity(const TokenRange& range) {
-  return fmt::format("{} tokens with the checksum {:x}{}", range.size(), checksum(range),
-                     range.tokens->marked() ? " and marks" : "");
+std::string identity(const Split& split) {
+  std::vector<std::string> sources;
+  for (const auto& range : split.sources) {
+    sources.push_back(fmt::format("{} tokens with the checksum {:x}{}", range.size(),
+                                  checksum(range), range.tokens->marked() ? " and marks" : ""));
+  }
+  return fmt::format("{}", fmt::join(sources, ", "));
 }
 
 void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& data) {

@@ -10,9 +10,9 @@
 
 namespace zero::train {
 
-/// Says in words what tells tokens from others: their number, a checksum of the first and the last
-/// 4096, and whether there are marks.
-std::string identity(const TokenRange& range);
+/// Says in words what tells tokens from others: of each source their number, a checksum of the
+/// first and the last 4096, and whether there are marks.
+std::string identity(const Split& split);
 
 /// Throws ConfigError, which names the difference, if a rank was started with other options,
 /// another configuration or other data than rank 0. Otherwise a step's rate, a rank's share of the

@@ -5,8 +5,8 @@
 
 namespace zero::train {
 
-Validation::Validation(TokenRange text, int64_t sequence, int64_t vocab_size, int64_t tokens,
-                       bool marks, bool documents)
+Validation::Validation(Split text, int64_t sequence, int64_t vocab_size, int64_t tokens, bool marks,
+                       bool documents)
     : sequence_(sequence),
       loader_(std::move(text), {.sequence = sequence,
                                 .shuffle = false,

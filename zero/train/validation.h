@@ -8,6 +8,7 @@
 namespace zero::train {
 
 // Note [Validation]
+// The text is the validation splits of all sources, one after the other; weights change nothing.
 // A validation of n tokens takes ceil(n / T) of the S sequences of T tokens that the text has (all
 // if n is larger). The text is divided into that many equal parts; sequence i is the one in the
 // middle of part i. Each sequence passes the model by itself, and the mean of their losses is
@@ -19,8 +20,8 @@ class Validation {
  public:
   /// Reads `tokens` tokens of the text, with `marks` and `documents` as LoaderOptions has them.
   /// Throws DataError as TokenLoader does.
-  Validation(TokenRange text, int64_t sequence, int64_t vocab_size, int64_t tokens,
-             bool marks = true, bool documents = false);
+  Validation(Split text, int64_t sequence, int64_t vocab_size, int64_t tokens, bool marks = true,
+             bool documents = false);
 
   /// Returns the number of sequences.
   int64_t sequences() const { return sequences_; }
