@@ -23,7 +23,8 @@ struct TokenRange {
   int64_t size() const { return end - begin; }
 };
 
-/// What is trained on, or validated with: the tokens of one source, or of several (a mixture).
+/// The tokens that are trained on, or validated with: those of one source, or of several (a
+/// mixture).
 struct Split {
   Split() = default;
   // A range is a split of one source. NOLINTNEXTLINE(google-explicit-constructor)

@@ -87,7 +87,7 @@ MegatronIndex::MegatronIndex(const fs::path& path, const fs::path& tokens, uint6
   type_ = type;
   const auto sequences = number_at<uint64_t>(header, 18);
   const auto documents = number_at<uint64_t>(header, 26);
-  // Where a number is too large for the file, sums of their products might not fit 64 bits.
+  // A number that is too large for the file might give sums of products beyond 64 bits.
   const bool fits = sequences <= file_->size() / 12 && documents <= file_->size() / 8;
   const uint64_t expected = fits ? kHeaderBytes + 12 * sequences + 8 * documents : 0;
   if (fits && sequences > 0 && file_->size() == expected + sequences) {

@@ -1,4 +1,4 @@
-// Which source of a mixture gives each sample.
+// Says which source of a mixture gives each sample.
 //
 // Note [Mixtures]
 // Samples are counted in blocks of 4096. Weights are rounded to numbers of samples in a block,

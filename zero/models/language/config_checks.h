@@ -1,4 +1,4 @@
-// What the sizes of every model must be.
+// Checks what the sizes of every model must be.
 #pragma once
 
 #include <fmt/format.h>
