@@ -82,6 +82,7 @@ struct Options {
   int64_t seq = 256;
   int nproc = 2;
   std::string dtype = "fp32";
+  bool dtype_given = false;
   std::vector<std::string> vary{"stage", "micro-batch", "recompute"};
   int64_t tries = 8;
   int64_t steps = 4;
@@ -102,8 +103,10 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   parser.add_option("--batch", o.batch, "Sequences of a step, over all ranks")->check(positive());
   parser.add_option("--seq", o.seq, "Tokens of a sequence")->check(positive());
   parser.add_option("-n,--nproc", o.nproc, "Ranks on this machine")->check(positive());
-  parser.add_option("--dtype", o.dtype, "fp32, or bf16 with fp32 master weights")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  const auto* dtype =
+      parser
+          .add_option("--dtype", o.dtype, "fp32, or bf16 with fp32 master weights; else --config's")
+          ->check(CLI::IsMember({"fp32", "bf16"}));
   parser
       .add_option("--vary", o.vary,
                   "What may change: stage, micro-batch, recompute, and format (states in 8 bits, "
@@ -123,7 +126,9 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
   parser.add_flag(
       "--overwrite", o.overwrite,
       "Replace the tries of an earlier question, and a ds_config.json of another origin");
-  return parser.read(arguments);
+  const auto status = parser.read(arguments);
+  o.dtype_given = dtype->count() > 0;
+  return status;
 }
 
 bool varies(const Options& o, std::string_view what) {
@@ -174,6 +179,21 @@ Json settings_of(const Options& o) {
   if (o.config.empty()) return Json::object();
   const auto file = fields::parse_json(fields::read_text(o.config), o.config);
   return Json::parse(fields::with_present_names(file, o.config).dump());
+}
+
+/// Takes the dtype from --config where it has 16 bits. Throws ConfigError if --dtype says another.
+void follow_dtype(const Json& settings, Options& o) {
+  const auto on = [&](const char* key) {
+    const auto section = settings.find(key);
+    return section != settings.end() && section->is_object() && section->contains("enabled") &&
+           section->at("enabled") == true;
+  };
+  if (!on("bf16") && !on("fp16")) return;
+  if (o.dtype_given && o.dtype != "bf16") {
+    throw ConfigError(fmt::format("--dtype is {}, and {} enables 16 bits. Leave one of them out.",
+                                  o.dtype, o.config));
+  }
+  o.dtype = "bf16";
 }
 
 /// Throws ConfigError where the tuning would write over --config or --hardware, or over results
@@ -498,7 +518,13 @@ class Tuning {
   }
 
  private:
-  plan::Question question() const { return question_of(o_, sizes_, ranking_.machine); }
+  plan::Question question() const {
+    auto question = question_of(o_, sizes_, ranking_.machine);
+    if (const auto found = settings_.find("optimizer"); found != settings_.end())
+      question.optimizer =
+          *Config::parse(Json{{"optimizer", *found}}.dump(), 1, o_.config).optimizer;
+    return question;
+  }
 
   /// Takes the candidates of an earlier tuning of the same question, and the tries that ran.
   void resume(const Saved& earlier) {
@@ -644,10 +670,11 @@ int run(const Arguments& arguments) {
     throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", o.seq,
                                   o.model, sizes->context()));
   }
-  sizes->set_dropout(0);
   train::check_folder(o.out, "The option 'out'", "Give another --out.");
   check_files(o);
-  Tuning tuning(o, *sizes, settings_of(o));
+  const auto settings = settings_of(o);
+  follow_dtype(settings, o);
+  Tuning tuning(o, *sizes, settings);
   const train::RunFolder folder(o.out);
   folder.make();
   tuning.begin();
