@@ -188,7 +188,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   void clear(bool completed) override {
     under_way_.drop();
-    tied_.clear(completed);
+    tied_.begin_step(completed);
     const SideScope on(context_.side, context_.mark);  // memory goes back to that stream
     sums_.wait();
     for (const int64_t u : context_.order.units()) {

@@ -249,7 +249,7 @@ void TiedGradient::end_pass() {
   start({.unit = pass.unit, .begin = kLookUps, .bucket = {.array = array, .pooled = false}}, 1);
 }
 
-void TiedGradient::clear(bool completed) {
+void TiedGradient::begin_step(bool completed) {
   pass_.reset();
   of_last_step_ = completed ? of_step_ : LookUpMessages{};
   of_step_ = {};

@@ -91,7 +91,7 @@ class TiedGradient final : public GradientTiles, private GradientSums {
   /// All ranks could: they agree on the rows in the next step. -1: they do not.
   void expect(int64_t parameter) { expected_ = parameter; }
   /// Begins a step; the one before was completed, or dropped. Nothing is under way.
-  void clear(bool completed);
+  void begin_step(bool completed);
 
  private:
   struct Announced {
