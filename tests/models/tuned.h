@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,8 +41,13 @@ struct Tuned {
       model = language_model_config(folder)->build();
     }
     tile_linears(model->module(), tile_elements);
-    torch::manual_seed(5);
-    lora = add_lora(model->module(), settings);
+    {
+      // Ranks that are threads share the generator.
+      static std::mutex one_at_a_time;
+      const std::lock_guard lock(one_at_a_time);
+      torch::manual_seed(5);
+      lora = add_lora(model->module(), settings);
+    }
     if (base != BaseFormat::as_they_are) quantise_frozen(model->module(), base);
     auto tensors = named_tensors(model->module());
     tensors.values_follow = true;
