@@ -75,27 +75,17 @@ struct Outcome {
   at::Tensor gradient;
 };
 
-// The weights of rank 0; all ranks have the same.
-inline Outcome outcome_of(World world, const Config& c, int block = 0) {
+// Calls `train(group)` on each rank. Returns what it returns on rank 0: all ranks have the same
+// weights and norms.
+template <typename Train>
+auto train_in(World world, int block, const Train& train) {
+  using Result = decltype(train(std::shared_ptr<comm::Group>()));
   std::mutex mutex;
-  std::vector<Outcome> all(static_cast<size_t>(world.hosts * world.ranks_a_host));
+  std::vector<Result> all(static_cast<size_t>(world.hosts * world.ranks_a_host));
   run_in(
       world,
       [&](auto group) {
-        auto model = std::make_shared<Uneven>();
-        Engine engine(model, AdamW{.lr = 1e-2}, c, group);
-        Outcome mine;
-        for (int64_t i = 0; i < 3 * c.gradient_accumulation_steps; ++i) {
-          const auto loss =
-              model->loss(group->rank(), i, c.stage == 3 || c.gradient_accumulation_steps > 1);
-          engine.backward(loss);
-          if (i == 0 && c.gradient_accumulation_steps == 1)
-            mine.gradient = engine.gradient("net.b.weight");
-          const auto result = engine.step();
-          mine.losses.push_back(loss.template item<float>());
-          if (result.boundary) mine.norms.push_back(result.grad_norm);
-        }
-        mine.weights = weights(engine);
+        auto mine = train(group);
         const std::lock_guard lock(mutex);
         all[static_cast<size_t>(group->rank())] = std::move(mine);
       },
@@ -105,6 +95,26 @@ inline Outcome outcome_of(World world, const Config& c, int block = 0) {
     EXPECT_EQ(other.norms, all.front().norms);
   }
   return all.front();
+}
+
+inline Outcome outcome_of(World world, const Config& c, int block = 0) {
+  return train_in(world, block, [&](const std::shared_ptr<comm::Group>& group) {
+    auto model = std::make_shared<Uneven>();
+    Engine engine(model, AdamW{.lr = 1e-2}, c, group);
+    Outcome mine;
+    for (int64_t i = 0; i < 3 * c.gradient_accumulation_steps; ++i) {
+      const auto loss =
+          model->loss(group->rank(), i, c.stage == 3 || c.gradient_accumulation_steps > 1);
+      engine.backward(loss);
+      if (i == 0 && c.gradient_accumulation_steps == 1)
+        mine.gradient = engine.gradient("net.b.weight");
+      const auto result = engine.step();
+      mine.losses.push_back(loss.item<float>());
+      if (result.boundary) mine.norms.push_back(result.grad_norm);
+    }
+    mine.weights = weights(engine);
+    return mine;
+  });
 }
 
 inline void expect_same(const Outcome& a, const Outcome& b) {

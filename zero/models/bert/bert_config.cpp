@@ -19,8 +19,6 @@ namespace {
 
 constexpr std::string_view kClassifier = "BertForSequenceClassification";
 
-void check(const char* key, int64_t value, int64_t most) { check_size("BERT", key, value, most); }
-
 Head head_of(const ConfigReader& read) {
   if (!read.has("architectures")) return Head::masked_token;
   const auto& list = read.object().at("architectures");
@@ -34,7 +32,7 @@ Head head_of(const ConfigReader& read) {
 std::vector<std::string> labels_of(const ConfigReader& read) {
   if (!read.has("id2label")) {
     const auto count = read.get<int64_t>("num_labels", 2);
-    check("num_labels", count, 1 << 20);
+    check_size("BERT", "num_labels", count, 1 << 20);
     std::vector<std::string> labels;
     for (int64_t i = 0; i < count; ++i) labels.push_back(fmt::format("LABEL_{}", i));
     return labels;
@@ -58,13 +56,13 @@ std::vector<std::string> labels_of(const ConfigReader& read) {
 }  // namespace
 
 void BertConfig::validate() const {
-  check("vocab_size", vocab_size, LargestSizes::vocabulary);
-  check("max_position_embeddings", context, LargestSizes::context);
-  check("hidden_size", width, LargestSizes::width);
-  check("intermediate_size", inner, LargestSizes::inner);
-  check("num_hidden_layers", layers, LargestSizes::layers);
-  check("num_attention_heads", heads, LargestSizes::heads);
-  check("type_vocab_size", types, LargestSizes::vocabulary);
+  check_sizes("BERT", {{"vocab_size", vocab_size, LargestSizes::vocabulary},
+                       {"max_position_embeddings", context, LargestSizes::context},
+                       {"hidden_size", width, LargestSizes::width},
+                       {"intermediate_size", inner, LargestSizes::inner},
+                       {"num_hidden_layers", layers, LargestSizes::layers},
+                       {"num_attention_heads", heads, LargestSizes::heads},
+                       {"type_vocab_size", types, LargestSizes::vocabulary}});
   if (width % heads != 0) {
     throw ConfigError(
         fmt::format("BERT's hidden_size of {} is not a multiple of its num_attention_heads of {}.",

@@ -71,18 +71,15 @@ Gpt2Config& Gpt2Config::set_dropout(double p) {
 }
 
 void Gpt2Config::validate() const {
-  const auto check = [](const char* key, int64_t value, int64_t most) {
-    check_size("GPT-2", key, value, most);
-  };
-  check("vocab_size", vocab_size, LargestSizes::vocabulary);
-  check("n_positions", context, LargestSizes::context);
-  check("n_embd", width, LargestSizes::width);
-  check("n_layer", layers, LargestSizes::layers);
-  check("n_head", heads, LargestSizes::heads);
+  check_sizes("GPT-2", {{"vocab_size", vocab_size, LargestSizes::vocabulary},
+                        {"n_positions", context, LargestSizes::context},
+                        {"n_embd", width, LargestSizes::width},
+                        {"n_layer", layers, LargestSizes::layers},
+                        {"n_head", heads, LargestSizes::heads}});
   if (inner < 0)
     throw ConfigError(
         fmt::format("GPT-2's n_inner is {}; it must be positive, or null for 4 * n_embd.", inner));
-  if (inner > 0) check("n_inner", inner, LargestSizes::inner);
+  if (inner > 0) check_size("GPT-2", "n_inner", inner, LargestSizes::inner);
   if (width % heads != 0) {
     throw ConfigError(
         fmt::format("GPT-2's n_embd of {} is not a multiple of its n_head of {}.", width, heads));

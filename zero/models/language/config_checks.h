@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 
 #include "zero/base/error.h"
@@ -28,6 +29,17 @@ inline void check_size(std::string_view model, const char* key, int64_t value, i
   if (value > most) {
     throw ConfigError(fmt::format("{}'s {} is {}; it may be at most {}.", model, key, value, most));
   }
+}
+
+/// A size by its key, and the most that it may be.
+struct NamedSize {
+  const char* key;
+  int64_t value;
+  int64_t most;
+};
+/// Does what check_size does for each of a model's sizes, in their order.
+inline void check_sizes(std::string_view model, std::initializer_list<NamedSize> sizes) {
+  for (const auto& size : sizes) check_size(model, size.key, size.value, size.most);
 }
 
 /// Throws ConfigError, which names the model and the key, unless `value` is in [0, 1).

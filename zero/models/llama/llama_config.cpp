@@ -11,17 +11,14 @@
 namespace zero {
 
 void LlamaConfig::validate() const {
-  const auto check = [](const char* key, int64_t value, int64_t most) {
-    check_size("The model", key, value, most);
-  };
-  check("vocab_size", vocab_size, LargestSizes::vocabulary);
-  check("max_position_embeddings", context, LargestSizes::context);
-  check("hidden_size", width, LargestSizes::width);
-  check("intermediate_size", inner, LargestSizes::inner);
-  check("num_hidden_layers", layers, LargestSizes::layers);
-  check("num_attention_heads", heads, LargestSizes::heads);
-  check("num_key_value_heads", key_heads, LargestSizes::heads);
-  check("head_dim", head_dim, LargestSizes::head_dim);
+  check_sizes("The model", {{"vocab_size", vocab_size, LargestSizes::vocabulary},
+                            {"max_position_embeddings", context, LargestSizes::context},
+                            {"hidden_size", width, LargestSizes::width},
+                            {"intermediate_size", inner, LargestSizes::inner},
+                            {"num_hidden_layers", layers, LargestSizes::layers},
+                            {"num_attention_heads", heads, LargestSizes::heads},
+                            {"num_key_value_heads", key_heads, LargestSizes::heads},
+                            {"head_dim", head_dim, LargestSizes::head_dim}});
   if (heads % key_heads != 0) {
     throw ConfigError(
         fmt::format("The model's num_attention_heads of {} is not a multiple of its "
