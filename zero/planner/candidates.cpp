@@ -26,7 +26,7 @@ Config config_of(const Question& question, const Way& way, int64_t accumulation)
   config.bf16 = question.bf16 && cluster.device.bf16;
   config.fp16 = question.bf16 && !cluster.device.bf16;
   config.autocast.enabled = question.autocast.has_value();
-  if (question.autocast == at::kHalf || !cluster.device.bf16)
+  if (question.autocast && (question.autocast == at::kHalf || !cluster.device.bf16))
     config.autocast.dtype = AutocastDtype::fp16;
   config.gradient_accumulation_steps = accumulation;
   config.optimizer = question.optimizer;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <variant>
 
 #include "zero/base/error.h"
 #include "zero/base/json.h"
@@ -191,7 +192,7 @@ std::string ds_config(const Candidate& candidate, const std::string& nvme_path) 
     file["update_in_backward"] = true;
     file["gradient_clipping"] = 0;
   }
-  if (config.optimizer && *config.optimizer != Optimizer(AdamW{}))
+  if (config.optimizer && !std::holds_alternative<AdamW>(*config.optimizer))
     file["optimizer"] = Json::parse(dump(*config.optimizer));
   if (candidate.recompute > 0) file["activation_checkpointing"] = {{"every", candidate.recompute}};
   return file.dump(2) + "\n";

@@ -134,7 +134,8 @@ std::vector<Cluster> scaled(const Cluster& cluster, int64_t first, int64_t last)
 std::vector<ScalePoint> scale(const Question& question, int64_t first, int64_t last);
 
 /// Returns the configuration file of a candidate, with DeepSpeed's keys, which `zero train
-/// --config` takes. `nvme_path` is the folder for states on disk.
+/// --config` takes. It names the optimizer unless that is AdamW, whose rate the run chooses.
+/// `nvme_path` is the folder for states on disk.
 std::string ds_config(const Candidate& candidate, const std::string& nvme_path = "/local_nvme");
 
 }  // namespace zero::plan
