@@ -68,7 +68,7 @@ std::shared_ptr<comm::Group> checked(std::shared_ptr<comm::Group> group) {
   }
   if (c10::InferenceMode::is_enabled()) {
     throw ConfigError(
-        "An Engine cannot be constructed under c10::InferenceMode: its tensors could not be "
+        "The Engine cannot be constructed under c10::InferenceMode: its tensors could not be "
         "written or trained later. Construct it outside; forward passes may run under it.");
   }
   return group;

@@ -98,7 +98,7 @@ void add_outer_tile(at::Tensor tile, int64_t begin, const at::Tensor& logits, co
 // bf16, is a sixth slower where one dimension is very long.
 void add_outer(const at::Tensor& weight, const at::Tensor& logits, const at::Tensor& x,
                bool first) {
-  const int64_t most = x.is_cpu() ? kTileRows : weight.size(0);
+  const int64_t most = on_cpu(x) ? kTileRows : weight.size(0);
   for (int64_t begin = 0; begin < weight.size(0); begin += most) {
     const int64_t size = std::min(most, weight.size(0) - begin);
     add_outer_tile(weight.narrow(0, begin, size), begin, logits, x, first);
