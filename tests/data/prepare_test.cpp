@@ -246,11 +246,11 @@ TEST(Prepare, RefusesWhatCannotBePrepared) {
   const auto words = folder.write("words.txt", sample_text(800));
   expect({.inputs = {words}, .output = out, .vocab_size = 60000},
          "The text has too few different words for a byte-pair encoding of 60000 tokens: ");
-  expect({.inputs = {words}, .output = out, .vocab_size = 60000}, ", or --tokenizer bytes.");
+  expect({.inputs = {words}, .output = out, .vocab_size = 60000}, ", or the tokenizer \"bytes\".");
   std::string same;
   for (int line = 0; line < 200; ++line) same += "aa bb\n";
   expect({.inputs = {folder.write("few.txt", same)}, .output = out, .vocab_size = 512},
-         "are the most. Give --tokenizer bytes.");
+         "are the most. Give the tokenizer \"bytes\".");
   for (const auto& wrong : {(folder.path() / "no.model").string(), std::string("bpf")}) {
     expect({.inputs = {text}, .output = out, .tokenizer = wrong},
            (wrong + "; it should be bpe, bytes, the file of a sentencepiece model").c_str());
@@ -317,8 +317,10 @@ TEST(Tokenizer, SaysWhatIsMissing) {
   ASSERT_NE(set, nullptr);
   const std::string before = set;
   ::setenv("ZERO_SENTENCEPIECE", "/nowhere/zero-sentencepiece", 1);
+  const TemporaryFolder folder;
+  const auto model = folder.write("t.model", "a model");
   EXPECT_THAT(
-      [] { Tokenizer::load("/nowhere/t.model"); },
+      [&] { Tokenizer::load(model); },
       ThrowsMessage<DataError>(HasSubstr("Cannot run /nowhere/zero-sentencepiece: No such file")));
   ::setenv("ZERO_SENTENCEPIECE", before.c_str(), 1);
 }
@@ -341,9 +343,11 @@ class OtherProgram {
 };
 
 TEST(Tokenizer, TrustsNothingThatItsProgramSays) {
-  const auto expect = [](const char* script, const char* message) {
+  const TemporaryFolder folder;
+  const auto model = folder.write("t.model", "a model");
+  const auto expect = [&](const char* script, const char* message) {
     const OtherProgram program(script);
-    EXPECT_THAT([] { Tokenizer::load("t.model").encode("text"); },
+    EXPECT_THAT([&] { Tokenizer::load(model).encode("text"); },
                 ThrowsMessage<DataError>(HasSubstr(message)))
         << script;
   };
@@ -357,7 +361,7 @@ TEST(Tokenizer, TrustsNothingThatItsProgramSays) {
   expect((pieces + "printf '\\001\\000\\000\\000\\002\\000\\000\\000'").c_str(),
          "gave the token 2, and its vocabulary has 2");
   const OtherProgram program(pieces + "printf '\\001\\000\\000\\000\\000\\000\\000\\000'");
-  EXPECT_EQ(Tokenizer::load("t.model").encode("text"), (std::vector<int64_t>{1, 0}));
+  EXPECT_EQ(Tokenizer::load(model).encode("text"), (std::vector<int64_t>{1, 0}));
 }
 
 // The system then keeps no exit status, and a failure would look like success.
