@@ -110,7 +110,14 @@ std::vector<at::Tensor> tensors_of(std::span<const std::byte> bytes) {
                         at::kByte)};
 }
 
-// One channel has connections of its own, so that its messages wait for no other channel's.
+// Note [One way a connection]
+// A sender of Gloo's keeps a message until the receiver has said, over the same connection, that
+// its memory is there. Where one connection carries messages both ways, that word stands behind
+// the messages on their way in its own direction, which at 1 Gbit/s are tens of milliseconds, and
+// a sum, whose few chunks are received in turn, gets two thirds of the link. So a line carries
+// messages one way: from hosts to those of higher numbers, or to those of lower ones.
+
+// Connections of one channel, so that its messages wait for no other channel's.
 class Line {
  public:
   Line(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
@@ -156,9 +163,9 @@ class GlooCarrier final : public Carrier {
  public:
   GlooCarrier(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
               const std::string& address, milliseconds timeout)
-      : description_(fmt::format("gloo over {} (tcp)", address)) {
-    for (size_t i = 0; i < kChannels; ++i) {
-      const auto own = c10::make_intrusive<c10d::PrefixStore>(fmt::format("channel/{}", i), store);
+      : host_(host), description_(fmt::format("gloo over {} (tcp)", address)) {
+    for (size_t i = 0; i < lines_.size(); ++i) {
+      const auto own = c10::make_intrusive<c10d::PrefixStore>(fmt::format("line/{}", i), store);
       lines_[i] = std::make_unique<Line>(own, host, hosts, address, timeout);
     }
   }
@@ -166,16 +173,21 @@ class GlooCarrier final : public Carrier {
   std::unique_ptr<Piece> send(int host, Channel channel, int tag,
                               std::span<const std::byte> bytes) override {
     auto tensors = tensors_of(bytes);
-    return line(channel).post([&](auto& gloo) { return gloo.send(tensors, host, tag); });
+    return line(channel, host_, host).post([&](auto& gloo) {
+      return gloo.send(tensors, host, tag);
+    });
   }
   std::unique_ptr<Piece> receive(int host, Channel channel, int tag,
                                  std::span<std::byte> bytes) override {
     auto tensors = tensors_of(bytes);
-    return line(channel).post([&](auto& gloo) { return gloo.recv(tensors, host, tag); });
+    return line(channel, host, host_).post([&](auto& gloo) {
+      return gloo.recv(tensors, host, tag);
+    });
   }
   bool watches() const override { return true; }
   std::optional<std::string> trouble(int host, Channel channel) override {
-    return line(channel).trouble(host);
+    auto why = line(channel, host, host_).trouble(host);
+    return why ? why : line(channel, host_, host).trouble(host);
   }
   void close() override {
     for (const auto& line : lines_) line->close();
@@ -183,10 +195,13 @@ class GlooCarrier final : public Carrier {
   std::string describe() const override { return description_; }
 
  private:
-  Line& line(Channel channel) { return *lines_[static_cast<size_t>(channel)]; }
+  Line& line(Channel channel, int from, int to) {
+    return *lines_[2 * static_cast<size_t>(channel) + (from < to ? 0 : 1)];
+  }
 
+  int host_;
   std::string description_;
-  std::array<std::unique_ptr<Line>, kChannels> lines_;
+  std::array<std::unique_ptr<Line>, 2 * kChannels> lines_;  // Note [One way a connection]
 };
 
 std::string key(int host) { return fmt::format("address/{}", host); }
