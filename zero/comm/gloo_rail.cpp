@@ -113,9 +113,13 @@ std::vector<at::Tensor> tensors_of(std::span<const std::byte> bytes) {
 // Note [One way a connection]
 // A sender of Gloo's keeps a message until the receiver has said, over the same connection, that
 // its memory is there. Where one connection carries messages both ways, that word stands behind
-// the messages on their way in its own direction, which at 1 Gbit/s are tens of milliseconds, and
-// a sum, whose few chunks are received in turn, gets two thirds of the link. So a line carries
-// messages one way: from hosts to those of higher numbers, or to those of lower ones.
+// the messages on their way in its own direction, which at 1 Gbit/s are tens of milliseconds. A
+// sum, whose few chunks are received in turn, gets two thirds of the link then. So the channels of
+// sums have two lines, each of which carries messages one way: to hosts of higher numbers, or of
+// lower ones. A gather receives whole messages, whose memory is there long before.
+constexpr bool goes_one_way(Channel channel) {
+  return channel == Channel::reduce || channel == Channel::homeward;
+}
 
 // Connections of one channel, so that its messages wait for no other channel's.
 class Line {
@@ -164,9 +168,14 @@ class GlooCarrier final : public Carrier {
   GlooCarrier(const c10::intrusive_ptr<c10d::Store>& store, int host, int hosts,
               const std::string& address, milliseconds timeout)
       : host_(host), description_(fmt::format("gloo over {} (tcp)", address)) {
-    for (size_t i = 0; i < lines_.size(); ++i) {
-      const auto own = c10::make_intrusive<c10d::PrefixStore>(fmt::format("line/{}", i), store);
-      lines_[i] = std::make_unique<Line>(own, host, hosts, address, timeout);
+    const auto connect = [&](size_t channel, std::string_view which) {
+      const auto own =
+          c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", which, channel), store);
+      return std::make_unique<Line>(own, host, hosts, address, timeout);
+    };
+    for (size_t i = 0; i < kChannels; ++i) {
+      lines_[i] = connect(i, "channel");
+      if (goes_one_way(static_cast<Channel>(i))) downward_[i] = connect(i, "downward");
     }
   }
 
@@ -186,22 +195,29 @@ class GlooCarrier final : public Carrier {
   }
   bool watches() const override { return true; }
   std::optional<std::string> trouble(int host, Channel channel) override {
-    auto why = line(channel, host, host_).trouble(host);
-    return why ? why : line(channel, host_, host).trouble(host);
+    // The line outward may have ended before the last bytes on the line inward have come.
+    return line(channel, host, host_).trouble(host);
   }
   void close() override {
-    for (const auto& line : lines_) line->close();
+    for (const auto* lines : {&lines_, &downward_}) {
+      for (const auto& line : *lines) {
+        if (line) line->close();
+      }
+    }
   }
   std::string describe() const override { return description_; }
 
  private:
+  // Returns the line that carries the channel's messages between two hosts.
   Line& line(Channel channel, int from, int to) {
-    return *lines_[2 * static_cast<size_t>(channel) + (from < to ? 0 : 1)];
+    const auto i = static_cast<size_t>(channel);
+    return goes_one_way(channel) && from > to ? *downward_[i] : *lines_[i];
   }
 
   int host_;
   std::string description_;
-  std::array<std::unique_ptr<Line>, 2 * kChannels> lines_;  // Note [One way a connection]
+  std::array<std::unique_ptr<Line>, kChannels> lines_;
+  std::array<std::unique_ptr<Line>, kChannels> downward_;  // Note [One way a connection]
 };
 
 std::string key(int host) { return fmt::format("address/{}", host); }
