@@ -63,7 +63,7 @@ int launch(const Arguments& arguments) {
   parser
       .add_option("--rejoin", rejoin,
                   "Time that a restart waits for the other hosts before it goes on without them")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(between(0, 86400))
       ->type_name("SECONDS");
   parser
       .add_option("--memory-folder", options.memory_folder,

@@ -33,8 +33,8 @@ std::vector<std::string> known_options(const CLI::App& app) {
 CLI::Validator number_check(const char* name, const char* what, bool zero_will_do) {
   const auto check = [=](std::string& text) -> std::string {
     double number = 0;
-    const bool fits =
-        CLI::detail::lexical_cast(text, number) && (zero_will_do ? number >= 0 : number > 0);
+    const bool fits = CLI::detail::lexical_cast(text, number) && std::isfinite(number) &&
+                      (zero_will_do ? number >= 0 : number > 0);
     return fits ? "" : fmt::format("'{}' should be a number {}", text, what);
   };
   return {check, name};
@@ -57,6 +57,15 @@ void refuse_repetition(const CLI::Option& option, const std::string& program) {
 
 CLI::Validator positive() { return number_check("POSITIVE", "above 0", false); }
 CLI::Validator not_negative() { return number_check("NONNEGATIVE", "of 0 or more", true); }
+
+CLI::Validator between(double least, double most) {
+  const auto check = [=](std::string& text) -> std::string {
+    double number = 0;
+    const bool fits = CLI::detail::lexical_cast(text, number) && number >= least && number <= most;
+    return fits ? "" : fmt::format("'{}' should be a number from {} to {}", text, least, most);
+  };
+  return {check, fmt::format("FLOAT in [{} - {}]", least, most)};
+}
 
 void add_base_format(OptionParser& parser, BaseFormat& format) {
   std::map<std::string, BaseFormat> formats;

@@ -30,6 +30,8 @@ class OptionParser : public CLI::App {
 /// Checks of numbers. Their errors name the number, and say what it should be.
 CLI::Validator positive();
 CLI::Validator not_negative();
+/// Returns a check for a number between two, which NaN is not (CLI::Range takes it).
+CLI::Validator between(double least, double most);
 
 /// Adds --lora-quantize-base for an adapter that has been trained.
 void add_base_format(OptionParser& parser, BaseFormat& format);

@@ -174,14 +174,14 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& o) {
       .add_option("--jitter", o.jitter,
                   "How much a rank's computing differs from step to step: its standard deviation, "
                   "as a part of its time")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0, 1));
   parser
       .add_option("--stragglers", o.stragglers, "The chance that a rank is a straggler in a step")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0, 1));
   const auto* slower = parser
                            .add_option("--straggler-slower", o.straggler_slower,
                                        "How many times as long a straggler computes (1.5)")
-                           ->check(CLI::Range(1.0, 1e6));
+                           ->check(between(1, 1e6));
   parser.add_option("--rows", o.rows, "Candidates to show")->check(positive());
   parser
       .add_option("--scale", o.scale,
@@ -333,6 +333,12 @@ plan::Cluster cluster_of(const Options& o) {
   if (o.jitter > 0) differ.jitter = o.jitter;
   if (o.stragglers > 0) differ.stragglers = o.stragglers;
   if (o.straggler_slower > 0) differ.slower = o.straggler_slower;
+  if (o.straggler_slower > 0 && differ.stragglers == 0) {
+    throw ConfigError(
+        fmt::format("--straggler-slower is {}, but {} has no stragglers. Give their part, as "
+                    "--stragglers 0.001.",
+                    o.straggler_slower, o.hardware.empty() ? "this machine" : o.hardware));
+  }
   return cluster;
 }
 
@@ -505,16 +511,20 @@ int run(const Arguments& arguments) {
   fmt::print("\n{}", plan::table_text(answer.candidates, static_cast<size_t>(o.rows)));
   if (answer.best().fits()) fmt::print("\n{}", plan::memory_text(answer.best(), "the first one"));
   fmt::print("\n{}", plan::sentences_text(answer));
-  if (const double slowest = plan::slowest_rank(cluster.speeds_differ, cluster.ranks());
-      slowest > 1) {
+  const double slowest = plan::slowest_rank(cluster.speeds_differ, cluster.ranks());
+  if (slowest > 1) {
     fmt::print(
         "Each step waits for the slowest of {} ranks, which computes {:.3f} times as long as a "
         "usual one.\n",
         cluster.ranks(), slowest);
   }
   const auto failures = failures_of(o, cluster.ranks());
+  Json of_failures;
   if (failures) {
     const double interval = plan::best_interval(*failures);
+    of_failures = {{"seconds_between", failures->of_job()},
+                   {"save_interval_seconds", interval},
+                   {"goodput", plan::goodput(*failures, interval)}};
     fmt::print(
         "A failure comes every {:.3g} hours: save after each {:.3g} minutes of training, and "
         "{:.1f} % "
@@ -570,6 +580,9 @@ int run(const Arguments& arguments) {
                 {"helps", answer.helps},
                 {"largest_model", answer.largest_model},
                 {"fewest_devices", answer.fewest_devices},
+                {"slowest_rank", slowest},
+                {"failures", of_failures},
+                {"bounds", Json::parse(plan::to_json(answer)).at("bounds")},
                 {"scale", scale}},
                results);
   return 0;

@@ -206,6 +206,19 @@ TEST(Planner, WaitsForTheSlowestRank) {
   }
 }
 
+// The ranks of a host share its link, also where each sends in a collective of its own: the sums
+// over MiCS's replicas.
+TEST(Planner, SharesTheLinkOfAHost) {
+  auto cluster = cluster_of(device_named("H100"), 2, 8);
+  cluster.between = {.bandwidth = 125e6, .efficiency = 1};
+  const auto asked = ask(gpt2(2, 512), cluster, 16, 128);
+  const auto answer = plan(asked.question);
+  // A host sends half of the gradients, and half of their sums or of the parameters, in bf16.
+  const double least = static_cast<double>(answer.trained) * 2 / cluster.between.bandwidth;
+  for (const auto& each : answer.candidates)
+    EXPECT_GT(each.time.seconds, 0.9 * least) << each.words();
+}
+
 // Thousands of ranks cost as much as one.
 TEST(Planner, ScalesToThousandsOfRanks) {
   const auto asked = ask(gpt2(24, 2048), cluster_of(device_named("H100"), 1, 8), 32);
@@ -353,10 +366,18 @@ TEST(Planner, RefusesWhatMakesNoSense) {
         {R"({"device": "H100", "flops": 989})", "Write all of them, as 1e14"},
         {R"({"device": "H100", "wires": 3})", "'wires' is unknown"},
         {R"({"device": "H100", "network_processors": 1.5})", "it is a part, and at most 1"},
+        {R"({"device": "H100", "straggler_slower": 1e300})", "is hardly meant"},
         {R"({"hosts": 2})", "give 'device'"},
         {R"([])", "must be an object"}}) {
     const auto message =
         message_of<ConfigError>([&, text = json] { cluster_from_json(text, "machines.json"); });
+    EXPECT_NE(message.find(says), std::string::npos) << message;
+  }
+  for (const auto& [json, says] :
+       {std::pair{R"({"device": "H100", "memory": 5e8})", "'memory' is 500000000"},
+        {R"({"device": "H100", "host_memory": 5})", "'host_memory' is 5 bytes"}}) {
+    const auto cluster = cluster_from_json(json, "machines.json");
+    const auto message = message_of<ConfigError>([&] { check(cluster); });
     EXPECT_NE(message.find(says), std::string::npos) << message;
   }
   const auto described = cluster_from_json(to_json(cluster_of(device_named("A100"), 3)), "again");

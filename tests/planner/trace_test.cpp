@@ -97,6 +97,8 @@ struct Setting {
   Updates updates = Updates::in_step;
   OffloadDevice states = OffloadDevice::none;
   bool autocast = false;  // to bf16
+  bool muon = false;
+  Optimizer optimizer() const { return muon ? Optimizer(Muon{}) : Optimizer(AdamW{}); }
 };
 
 constexpr int64_t kSequence = 256;
@@ -105,6 +107,7 @@ Config config_of(const Setting& s) {
   Config config;
   config.stage = s.stage;
   config.bf16 = s.bf16;
+  config.optimizer = s.optimizer();
   config.autocast.enabled = s.autocast;
   config.gradient_accumulation_steps = s.accumulation;
   config.unit_bytes = 1 << 20;
@@ -133,7 +136,7 @@ Held run(const Setting& s, const std::shared_ptr<comm::Group>& group) {
     net = std::make_shared<Net>();
   }
   auto& module = language ? language->module() : *net;
-  Engine engine(module, AdamW{}, config_of(s), group);
+  Engine engine(module, s.optimizer(), config_of(s), group);
   const auto tokens = at::zeros({s.batch, kSequence}, at::kLong);
   const auto pictures = images();
   const auto labels = classes();
@@ -239,6 +242,10 @@ TEST(Trace, PredictsTheMemoryOfARank) {
     s.autocast = true;
     return s;
   };
+  const auto by_muon = [](Setting s) {
+    s.muon = true;
+    return s;
+  };
   const std::array settings{
       Setting{"GPT-2, stage 0", kGpt2},
       Setting{"GPT-2, stage 1, bf16", kGpt2, 1, true},
@@ -257,6 +264,8 @@ TEST(Trace, PredictsTheMemoryOfARank) {
       cast({"GPT-2, stage 3, autocast", kGpt2, 3}),
       cast({"Llama, stage 2, recomputed, autocast", kLlama, 2, false, 4, 2, 1}),
       cast({"convolutions, stage 1, autocast", nullptr, 1}),
+      by_muon({"Llama, stage 0, bf16, Muon", kLlama, 0, true}),
+      by_muon({"Llama, stage 2, Muon", kLlama, 2}),
       beside({"GPT-2, stage 2, in backward", kGpt2, 2}, kInBackward),
       beside({"GPT-2, stage 3, bf16, in backward", kGpt2, 3, true}, kInBackward),
       beside({"GPT-2, stage 2, in backward, on disk", kGpt2, 2}, kInBackward, kDisk),

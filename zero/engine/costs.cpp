@@ -317,6 +317,11 @@ UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
   return messages;
 }
 
+MessageBytes sweep_message(const PlannedStep& step, int64_t gathered) {
+  const partition::Wire byte{.bits = 8};
+  return all_gather(step.grid.shard_group(), gathered, byte, byte);
+}
+
 std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step) {
   const auto on_disk = arrays_on_disk(step);
   std::vector<paging::UnitCosts> costs;
@@ -357,11 +362,9 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
     add(look_ups_of(step, u), 1, sum.reduce_scatter, sum.reduce_scatter_link);
   }
   if (!updated) return sum;
-  const partition::Wire byte{.bits = 8};
   for (const auto& batch : step.sweep_batches) {
     for (const int64_t gathered : batch.gathered_bytes)
-      add(all_gather(step.grid.shard_group(), gathered, byte, byte), 1, sum.all_gather,
-          sum.all_gather_link);
+      add(sweep_message(step, gathered), 1, sum.all_gather, sum.all_gather_link);
   }
   return sum;
 }

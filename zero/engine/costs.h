@@ -96,6 +96,9 @@ struct UnitMessages {
 };
 UnitMessages unit_messages(const PlannedStep& step, int64_t unit);
 
+/// Returns the message of an array of `gathered` bytes that ranks gather between two sweeps.
+MessageBytes sweep_message(const PlannedStep& step, int64_t gathered);
+
 /// Returns, by unit, the bytes that the simulated timeline moves. Between hosts a link is a host's,
 /// and its ranks share it; on one host each rank has a link.
 std::vector<paging::UnitCosts> unit_costs(const PlannedStep& step);

@@ -60,6 +60,16 @@ void orthogonalise(const at::Tensor& matrix, int64_t iterations) {
   matrix.copy_(tall ? x.t() : x);
 }
 
+OrthogonalCost cost_of_orthogonalising(int64_t rows, int64_t columns, int64_t iterations) {
+  const int64_t side = std::min(rows, columns);
+  const int64_t numel = rows * columns;
+  const int64_t copies = rows > columns ? 2 : 1;  // a tall matrix is turned into memory of its own
+  const double products = 2.0 * static_cast<double>(side) *
+                          (2 * static_cast<double>(numel) + static_cast<double>(side * side));
+  return {.scratch_numel = copies * numel + 2 * side * side,
+          .flops = static_cast<double>(iterations) * products};
+}
+
 void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int64_t iterations) {
   using Matrix = std::vector<double>;
   const bool tall = rows > columns;

@@ -77,7 +77,13 @@ void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr,
 /// 3.4445, -4.775 and 2.0315, after which all singular values are near 1. Gives the same bits on
 /// any number of threads of the host.
 void orthogonalise(const at::Tensor& matrix, int64_t iterations);
-/// Does the same in plain loops in double; `values` are in row order.
+/// What `orthogonalise` takes.
+struct OrthogonalCost {
+  int64_t scratch_numel = 0;  ///< elements of fp32 beside the matrix
+  double flops = 0;           ///< of its products, a multiply-add counted as two
+};
+OrthogonalCost cost_of_orthogonalising(int64_t rows, int64_t columns, int64_t iterations);
+/// Does the same as `orthogonalise` in plain loops in double; `values` are in row order.
 void orthogonalise_reference(double* values, int64_t rows, int64_t columns, int64_t iterations);
 
 /// Returns the AdamW for the parameters in an optimizer's groups that are not hidden matrices;

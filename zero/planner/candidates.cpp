@@ -13,9 +13,6 @@
 namespace zero::plan {
 namespace {
 
-// A device's context, its libraries, and what its allocator's fragments cost.
-constexpr double kContext = 1e9;
-constexpr double kFragments = 0.03;
 // Updates before the first delayed one: ZeRO-Offload's paper.
 constexpr int64_t kDelayAfter = 40;
 
@@ -161,10 +158,6 @@ std::vector<Way> ways(const Question& question) {
     }
   }
   return all;
-}
-
-double usable(const Device& device) {
-  return device.cpu ? device.memory : device.memory * (1 - kFragments) - kContext;
 }
 
 bool plain(const Candidate& c) {

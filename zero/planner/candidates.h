@@ -14,9 +14,6 @@
 
 namespace zero::plan {
 
-/// Returns the bytes of a device that a rank can use.
-double usable(const Device& device);
-
 /// A way to place states.
 struct Way {
   int stage = 0;

@@ -312,12 +312,36 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
                     "least 1.",
                     cluster.speeds_differ.slower));
   }
+  constexpr double kMostSlower = 1e6;
+  if (cluster.speeds_differ.slower > kMostSlower) {
+    fail(fmt::format("'straggler_slower' is {}; more than {:.0f} times as long is hardly meant.",
+                     cluster.speeds_differ.slower, kMostSlower));
+  }
   if (cluster.device.flops_fp32 == 0) cluster.device.flops_fp32 = cluster.device.flops / 2;
   if (!json.contains("host_memory")) cluster.host_memory = usual_host_memory(cluster.device);
   return cluster;
 }
 
+double usable(const Device& device) {
+  constexpr double kContext = 1e9;  // of the device's context and libraries
+  constexpr double kFragments = 0.03;
+  return device.cpu ? device.memory : std::max(0.0, device.memory * (1 - kFragments) - kContext);
+}
+
 void check(const Cluster& cluster) {
+  if (usable(cluster.device) <= 0) {
+    throw ConfigError(fmt::format(
+        "'memory' is {}, and a device's context and libraries take about 1 GB, so nothing is left "
+        "for a model. Give the memory of a device in bytes, as 80e9; with \"cpu\": true nothing is "
+        "taken off.",
+        cluster.device.memory));
+  }
+  if (cluster.host_memory < kLeastSpeed) {
+    throw ConfigError(fmt::format(
+        "'host_memory' is {} bytes, and less than a million is hardly meant. Give all of them, as "
+        "--host-memory 1TB or as that key of the hardware file.",
+        cluster.host_memory));
+  }
   if (cluster.hosts < 1 || cluster.per_host < 1 || cluster.hosts > kMostRanks / cluster.per_host) {
     throw ConfigError(fmt::format(
         "The cluster has {} hosts of {} devices each; a plan is for 1 to {} devices in all.",
@@ -360,8 +384,10 @@ double Collective::seconds(double sent, double leaves, int64_t ranks, int64_t ho
   const double stays = sent - leaves;
   // Both levels carry chunks of one collective at the same time.
   const double inside = stays > 0 ? stays / rate(c.inside) : 0;
+  // All ranks of a host send at the same time, in one collective or in several side by side (sums
+  // over replicas have one for each slice).
   const double between =
-      leaves > 0 ? leaves * std::min(local, static_cast<double>(c.per_host)) / rate(c.between) : 0;
+      leaves > 0 ? leaves * static_cast<double>(c.per_host) / rate(c.between) : 0;
   const auto steps = [](double count) { return std::ceil(std::log2(std::max(1.0, count))); };
   const double latency =
       c.inside.latency * steps(local) + c.between.latency * steps(static_cast<double>(hosts));

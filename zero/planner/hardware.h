@@ -44,6 +44,10 @@ struct Device {
   std::string source;  ///< where the figures come from
 };
 
+/// Returns the bytes of a device that a rank can use: without what its context, its libraries and
+/// its allocator's fragments take.
+double usable(const Device& device);
+
 /// The devices that are known by name.
 const std::vector<Device>& devices();
 /// Returns the device of that name, in any case ("h100"). Throws ConfigError with the nearest name.
@@ -63,6 +67,10 @@ struct Cluster {
   bool measured = false;  ///< it is the machine that this process runs on
 
   int64_t ranks() const { return hosts * per_host; }
+  /// Returns the bytes that a rank's device has; of a CPU, its share of the host's memory.
+  double memory_of_rank() const {
+    return device.cpu ? host_memory / static_cast<double>(per_host) : device.memory;
+  }
 };
 
 /// Returns hosts of a device as they usually are. `per_host` 0: as many as usual.
@@ -90,7 +98,8 @@ std::string to_json(const Cluster& cluster);
 struct Collective {
   const Cluster& cluster;
   /// Returns the seconds of an all-gather or a reduce-scatter, in which a rank sends `sent` bytes
-  /// in all, of which `leaves` leave its host, among `ranks` ranks on `hosts` hosts.
+  /// in all, of which `leaves` leave its host, among `ranks` ranks on `hosts` hosts. All other
+  /// ranks of the cluster do the same meanwhile, so a host's link is shared by all its ranks.
   double seconds(double sent, double leaves, int64_t ranks, int64_t hosts) const;
 };
 

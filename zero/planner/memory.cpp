@@ -18,12 +18,58 @@
 namespace zero::plan {
 namespace {
 
+// The most memory of one batch of updates in two sweeps: engine/two_sweeps.cpp.
+struct SweepMemory {
+  Category category = Category::activations;
+  int64_t bytes = 0;
+};
+
+// Returns the memory of the batches, whose turns follow each other. Where second sweeps wait, the
+// directions of all batches are there at once.
+std::vector<SweepMemory> sweeps_of(const ModelShape& model, const PlannedStep& step) {
+  constexpr int64_t kBytes = 4;  // directions and findings are fp32
+  const int64_t ranks = step.grid.shards;
+  const bool sliced = step.sharded.optimizer && ranks > 1;
+  const auto directions = [&](int64_t u) -> int64_t {
+    const auto first = step.layout.unit(u).segments.front().parameter;
+    if (!optim::keeps_direction(model.parameter(first).optimizer)) return 0;
+    return kBytes * step.units[static_cast<size_t>(u)].owned.size();
+  };
+  std::vector<SweepMemory> all;
+  int64_t waiting = 0;
+  for (const auto& batch : step.sweep_batches) {
+    const auto& plan = step.units[static_cast<size_t>(batch.units.front())];
+    auto& sweep = all.emplace_back();
+    if (plan.own_memory && plan.updated_at() == Tier::host) sweep.category = Category::host_buffers;
+    sweep.bytes = waiting;
+    for (const int64_t u : batch.units) {
+      sweep.bytes += directions(u);
+      if (step.timing.keeps_old_parameters()) waiting += directions(u);
+    }
+    if (batch.reach != optim::Reach::matrix) continue;
+    if (sliced) {
+      for (const int64_t u : batch.units) sweep.bytes += kBytes * step.layout.unit(u).numel;
+      sweep.bytes += kBytes * (ranks + 1) * batch.sent_by_owner;
+    }
+    int64_t scratch = 0;
+    for (const auto& matrix : batch.matrices) {
+      const auto* muon = std::get_if<Muon>(&model.parameter(matrix.parameter).optimizer);
+      if (muon == nullptr) continue;
+      const auto cost = optim::cost_of_orthogonalising(matrix.rows, matrix.columns, muon->ns_steps);
+      scratch = std::max(scratch, kBytes * cost.scratch_numel);
+    }
+    sweep.bytes += scratch;
+  }
+  return all;
+}
+
 /// A step played back.
 class Playback {
  public:
   Playback(const Trace& trace, const PlannedStep& step, const Config& config)
       : trace_(trace),
         step_(step),
+        sweeps_(sweeps_of(trace.model, step)),
         units_(static_cast<size_t>(step.layout.unit_count())),
         order_(trained_units(step)) {
     for (size_t i = 0; i < units_.size(); ++i) {
@@ -52,6 +98,10 @@ class Playback {
     for (int64_t i = 0; i < passes; ++i) pass(i == 0);
     retire();
     while (!waiting_.empty()) end_update();
+    for (const auto& sweep : sweeps_) {
+      add(sweep.category, sweep.bytes);
+      add(sweep.category, -sweep.bytes);
+    }
     for (auto& unit : units_) add(Category::gradients, -std::exchange(unit.slice, 0));
     if (!order_.known()) {
       const auto seen = order_.seen();
@@ -263,6 +313,7 @@ class Playback {
 
   const Trace& trace_;
   const PlannedStep& step_;
+  std::vector<SweepMemory> sweeps_;
   std::vector<Unit> units_;
   ReductionOrder order_;
   int64_t bucket_bytes_ = 0;

@@ -66,12 +66,15 @@ std::string nothing_fits(const Answer& answer, const Question& question) {
   auto sentence =
       fmt::format("Nothing fits on {} device{}", cluster.ranks(), cluster.ranks() == 1 ? "" : "s");
   const auto activations = static_cast<double>(nearest.memory.of(Category::activations));
-  if (activations > 0.8 * usable(cluster.device)) {
+  const double room = cluster.device.cpu ? cluster.memory_of_rank() : usable(cluster.device);
+  if (activations > 0.8 * room) {
     return sentence +
            fmt::format(
-               ": activations alone take {} of each, which ZeRO does not share. Recompute "
-               "layers, or use shorter sequences or a device with more memory.",
-               bytes(activations));
+               ": activations alone take {} of each, which ZeRO does not share. {} shorter "
+               "sequences or a device with more memory.",
+               bytes(activations),
+               nearest.recompute > 0 ? "Layers are recomputed already; use"
+                                     : "Recompute layers, or use");
   }
   const auto host = std::ranges::find_if(answer.candidates, [](const Candidate& c) {
     return c.device_lacks == 0 && c.host_lacks > 0;
@@ -98,7 +101,7 @@ std::string zero_or_not(const Answer& answer, const Question& question) {
           "ZeRO is not needed: one device has nobody to share with, and the model fits on it ({} "
           "of "
           "{}).",
-          bytes(static_cast<double>(alone->memory.device)), bytes(cluster.device.memory));
+          bytes(static_cast<double>(alone->memory.device)), bytes(cluster.memory_of_rank()));
     return fmt::format(
         "One device has nobody to share with, so ZeRO's stages do nothing here; the states of {} "
         "go "
@@ -118,7 +121,7 @@ std::string zero_or_not(const Answer& answer, const Question& question) {
     return fmt::format(
         "ZeRO is not needed: plain data parallelism (stage 0) fits ({} of {} on each device{}), "
         "{}.",
-        bytes(static_cast<double>(alone->memory.device)), bytes(cluster.device.memory),
+        bytes(static_cast<double>(alone->memory.device)), bytes(cluster.memory_of_rank()),
         frozen > 0.5 ? fmt::format("; {:.1f} % of the parameters are frozen and have no states",
                                    100 * frozen)
                      : std::string(),
@@ -126,7 +129,11 @@ std::string zero_or_not(const Answer& answer, const Question& question) {
                     : fmt::format("though {} would be {:.2f} times as fast, {}", best.words(), gain,
                                   advantage(best.time, alone->time)));
   }
-  if (frozen > 0.5) {
+  const bool less_will_do = std::ranges::any_of(answer.candidates, [](const Candidate& c) {
+    return c.fits() && c.config.stage < 3 &&
+           c.config.offload_optimizer.device == OffloadDevice::none;
+  });
+  if (frozen > 0.5 && !less_will_do) {
     return fmt::format(
         "ZeRO-3 is needed for the parameters alone: {:.0f} % of them are frozen and have no "
         "states, "
@@ -185,7 +192,7 @@ std::string helps(const Table& table, const Candidate& best) {
       Change{"disks twice as fast", [](Cluster& c) { c.nvme *= 2; }}};
   const auto& trace = table.traces.of(best.config, best.micro_batch, best.recompute);
   const Change* most = nullptr;
-  double gain = 1;
+  double gain = 1.005;  // less is told as "1.00 times"
   for (const auto& change : kChanges) {
     auto cluster = table.question.cluster;
     change.apply(cluster);
@@ -245,7 +252,7 @@ std::optional<Least> least(int64_t most, const With& with) {
 // Returns a candidate that fits, of those that need the least memory for these micro-batches and
 // passes.
 std::optional<Candidate> smallest_that_fits(const Question& asked, Traces& traces,
-                                            std::initializer_list<std::pair<int64_t, int64_t>> of) {
+                                            const std::vector<std::pair<int64_t, int64_t>>& of) {
   const int stage = asked.cluster.ranks() > 1 ? 3 : 0;
   Table table(asked, traces);
   auto all = ways(asked);
@@ -278,7 +285,9 @@ std::string deepest_model(const Question& question) {
     auto asked = question;
     asked.trace = question.of_layers(layers);
     Traces traces(asked);
-    auto fits = smallest_that_fits(asked, traces, {{1, of_rank}, {of_rank, 1}});
+    std::vector<std::pair<int64_t, int64_t>> of{{1, of_rank}};
+    if (of_rank <= question.most_micro_batch) of.emplace_back(of_rank, 1);
+    auto fits = smallest_that_fits(asked, traces, of);
     if (!fits) return Candidate{};
     parameters = static_cast<double>(
         traces.of(fits->config, fits->micro_batch, fits->recompute).parameters());
@@ -302,8 +311,7 @@ std::string largest_model(const Question& question, const Candidate& plain, int6
                                          plain.memory.of(Category::gradients) +
                                          plain.memory.of(Category::optimizer)) /
                      static_cast<double>(parameters);
-  const double device =
-      (c.device.cpu ? c.host_memory / static_cast<double>(c.per_host) : usable(c.device));
+  const double device = c.device.cpu ? c.memory_of_rank() : usable(c.device);
   auto sentence = fmt::format(
       "By states alone ({:.3g} bytes a parameter) the cluster holds {} "
       "parameters at stage 0",

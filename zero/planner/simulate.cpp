@@ -127,6 +127,35 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
   return times;
 }
 
+/// Returns the seconds of a batch of updates in two sweeps that the sweeps themselves do not take:
+/// the exchanges, and the products of the rank that has most (Muon's and Apollo's matrices).
+double sweep_seconds(const PlannedStep& step, const SweepBatch& batch, const ModelShape& model,
+                     const Cluster& cluster) {
+  double seconds = 0;
+  const auto ranks = step.grid.shard_group();
+  for (const int64_t gathered : batch.gathered_bytes) {
+    const auto message = sweep_message(step, gathered);
+    seconds += Collective{cluster}.seconds(static_cast<double>(message.sent),
+                                           static_cast<double>(message.leaves), ranks.ranks(),
+                                           ranks.hosts);
+  }
+  // Without slices each rank works on all matrices.
+  const bool dealt = step.sharded.optimizer && step.grid.shards > 1;
+  std::vector<double> flops(static_cast<size_t>(step.grid.shards), 0.0);
+  for (const auto& matrix : batch.matrices) {
+    double own = 0;
+    if (matrix.projection) {
+      own = 2.0 * static_cast<double>(matrix.rows) * static_cast<double>(matrix.columns) *
+            static_cast<double>(matrix.projection->rank);
+    } else if (const auto* muon = std::get_if<Muon>(&model.parameter(matrix.parameter).optimizer)) {
+      own = optim::cost_of_orthogonalising(matrix.rows, matrix.columns, muon->ns_steps).flops;
+    }
+    flops[dealt ? static_cast<size_t>(matrix.owner) : 0] += own;
+  }
+  const auto& device = cluster.device;
+  return seconds + std::ranges::max(flops) / (device.flops_fp32 * device.products);
+}
+
 /// Costs are times already, in nanoseconds.
 paging::Speeds speeds_of_times(const Cluster& cluster) {
   const auto& link = cluster.hosts > 1 ? cluster.between : cluster.inside;
@@ -202,6 +231,10 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
     costs.push_back(times_of(step, static_cast<int64_t>(u), bytes[u], cluster));
     largest = std::max(largest, bytes[u].bytes);
   }
+  // The exchange of a batch comes before its second sweeps.
+  for (const auto& batch : step.sweep_batches)
+    costs[static_cast<size_t>(batch.units.front())].update +=
+        ns(sweep_seconds(step, batch, trace.model, cluster));
   std::vector<uint8_t> small(bytes.size(), 0);
   constexpr int64_t kSmall = 16;  // of the largest unit's bytes
   for (size_t u = 0; u < bytes.size(); ++u) small[u] = bytes[u].bytes * kSmall < largest ? 1 : 0;

@@ -53,7 +53,7 @@ double draw_candidates(Chart& chart, const std::vector<const plan::Candidate*>& 
     longest = std::max(longest, each->time.seconds);
   }
   // A device that is far larger than what is held would leave nothing of the bars.
-  const double has = cluster.device.memory;
+  const double has = cluster.memory_of_rank();
   const bool shows_device = has > 0 && has < 4 * most;
   const double bytes = kBars / std::max({most, shows_device ? has : 0.0, 1.0});
   const double seconds = longest > 0 ? kBars / longest : 0;
