@@ -510,7 +510,12 @@ class Tuning {
     const auto& c = ranking_.candidates[best.candidate];
     write_text(folder_ / "ds_config.json", file_of(c).dump(2) + "\n");
     const auto tokens = static_cast<double>(o_.batch * o_.seq);
-    fmt::print("\nThe fastest is {}: {:.1f} ms a step, {:.0f} tokens/s; its configuration is {}.\n",
+    const bool tied = std::ranges::any_of(tried, [&](const plan::Tried& each) {
+      return each.steps == best.steps && each.speed.failure.empty() &&
+             each.speed.seconds < best.speed.seconds;
+    });
+    fmt::print("\n{} is {}: {:.1f} ms a step, {:.0f} tokens/s; its configuration is {}.\n",
+               tied ? "The planner's first of those that cannot be told apart" : "The fastest",
                c.words(), 1e3 * best.speed.seconds, tokens / best.speed.seconds,
                (folder_ / "ds_config.json").string());
     write_machine(tried);
