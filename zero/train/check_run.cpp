@@ -77,7 +77,7 @@ void check_run(const Settings& given, int ranks) {
   const auto& config = settings.engine;
   const auto& options = settings.program;
   const RunFolder folder(options.out);
-  folder.check(options.overwrite, continues(options));
+  folder.check(options.overwrite, continues(options), options.lora.merge);
   check_monitors(options);
   if (options.memory_copies) (void)memory_folder(options);
   const auto data = open_data(options);
