@@ -11,6 +11,7 @@
 #include "zero/train/monitors.h"
 #include "zero/train/parts.h"
 #include "zero/train/run.h"
+#include "zero/train/same_run.h"
 
 namespace zero::train {
 
@@ -97,6 +98,7 @@ void check_run(const Settings& given, int ranks) {
     const auto progress =
         resume_point(find_checkpoint(options), {settings, model->to_json(), ranks}).progress;
     check_position(tokens, options, progress.loader);
+    check_resumed_data(progress, data.train);
     done = progress.step;
   }
   check_profile_file(options);

@@ -28,6 +28,7 @@
 #include "zero/device/deterministic.h"
 #include "zero/device/memory.h"
 #include "zero/train/adapter_files.h"
+#include "zero/train/same_run.h"
 #include "zero/train/sampler.h"
 #include "zero/train/stop.h"
 #include "zero/train/validator.h"
@@ -74,6 +75,7 @@ int64_t Trainer::resume() {
       continue;
     }
     run_.task->restore(point.progress.loader);
+    check_resumed_data(point.progress, run_.data.train);
     recovery_.restore(point.progress);
     step_ = source.step;
     changes_ = std::move(point.changes);
@@ -106,6 +108,7 @@ bool Trainer::resume_from_memory() {
     return false;
   }
   run_.task->restore(point.progress.loader);
+  check_resumed_data(point.progress, run_.data.train);
   recovery_.restore(point.progress);
   step_ = source.step;
   changes_ = std::move(point.changes);
