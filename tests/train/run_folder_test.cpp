@@ -115,7 +115,7 @@ TEST(RunFolder, KeepsFilesThatNoRunWrote) {
     EXPECT_NO_THROW(run.check(true, false));
     const bool merged = name.starts_with("merged/");
     EXPECT_EQ(
-        message_of<ConfigError>([&] { run.check(false, true, true); }) != "nothing was thrown",
+        message_of<ConfigError>([&] { run.check(true, false, true); }) != "nothing was thrown",
         merged)
         << name;
   }

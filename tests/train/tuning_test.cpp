@@ -162,9 +162,10 @@ TEST_F(TuningTest, TheTaskFollowsTheMarksUnlessToldOtherwise) {
   const auto marked = options_.data.front();
   options_.data = {folder_ / "text.txt"};
   EXPECT_THAT(message_of<DataError>([&] { check_run(settings(), 1); }), HasSubstr("--task lm"));
-  options_.data.insert(options_.data.begin(), marked);
+  std::filesystem::copy_file(marked, folder_ / "plain.bin");
+  options_.data = {marked, folder_ / "plain.bin"};
   EXPECT_THAT(message_of<DataError>([&] { check_run(settings(), 1); }),
-              AllOf(HasSubstr("text.txt has no marks"), HasSubstr("--task lm")));
+              AllOf(HasSubstr("plain.bin has no marks"), HasSubstr("--task lm")));
 }
 
 TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
@@ -197,7 +198,7 @@ TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
                                         "merged/model.safetensors"};
   for (const auto& name : others) test::write_file(folder_ / ("run/" + name), "its owner's");
   EXPECT_EQ(run(4, 1), through) << "dropout's masks too";
-  for (const auto& name : others) EXPECT_TRUE(std::filesystem::exists(folder_ / ("run/" + name)));
+  for (const auto& name : others) EXPECT_TRUE(std::filesystem::remove(folder_ / ("run/" + name)));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/model.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/config.json"));
 
