@@ -42,9 +42,8 @@ int encode_lines(const std::string& path, const std::string& name) {
       fmt::print("{}\n",
                  out.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
     } catch (const DataError& error) {
-      std::string why = error.what();
-      if (why.ends_with('.')) why.pop_back();
-      throw DataError(fmt::format("{}, line {}: it {}.", path, number, why));
+      throw DataError(
+          fmt::format("{}, line {}: {}", path, number, sentence_about_line(error.what())));
     }
   }
   return 0;

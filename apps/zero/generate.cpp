@@ -28,6 +28,7 @@ namespace zero::app {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 /// Prints the text of tokens while they come. Characters whose bytes are not all there wait.
 class Printer {
@@ -79,6 +80,11 @@ std::vector<std::string> read_prompts(const std::string& path) {
   };
   while (std::getline(file, line)) {
     if (line.ends_with('\r')) line.pop_back();
+    if (prompts.empty() && line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
+    if (const auto good = valid_utf8(line); good < line.size()) {
+      refuse(fmt::format("is no UTF-8: its byte {} is 0x{:02x}. Convert the file to UTF-8.",
+                         good + 1, static_cast<unsigned char>(line[good])));
+    }
     if (json) {
       try {
         const auto object = parse_json(line);
@@ -147,6 +153,12 @@ struct GivenTexts {
     const auto base = model_of(input).from;
     const auto sizes =
         language_model_config((std::filesystem::path(base) / "config.json").string());
+    if (sizes->head() != Head::next_token) {
+      throw ConfigError(fmt::format(
+          "The model of {} is a {}, which does not predict the next token: it continues no text. "
+          "Give another --from.",
+          base, sizes->description()));
+    }
     std::optional<ChatTemplate> chat;
     if (input.chat) chat = chat_of(tokenizer.file().parent_path());
     Encoded all{.prompts = {},
@@ -279,6 +291,7 @@ int generate(const Arguments& arguments) {
         "zero generate continues the text of --prompt, or those of a file (--prompts). Give one of "
         "the two.");
   }
+  zero::check(options.each);
   const auto ranks = choose_ranks(nproc, 1);
   return run_on_ranks(ranks, {"generate"}, arguments,
                       [&](const std::shared_ptr<comm::Group>& group) {

@@ -79,7 +79,7 @@ TEST_F(GenerateProgram, PromptsOfAFileGiveTheSameLinesOnAnyRanks) {
     EXPECT_EQ(several.status, 0) << several.err;
     EXPECT_EQ(several.out, one.out);
   }
-  const auto json = prompts("prompts.jsonl", R"({"prompt": "one"})");
+  const auto json = prompts("prompts.jsonl", "\xEF\xBB\xBF{\"prompt\": \"one\"}");
   EXPECT_EQ(generate({"--prompts", json, "--temperature", "1", "--seed", "4"}).out,
             one.out.substr(0, one.out.find('\n') + 1));
 }
@@ -143,6 +143,11 @@ TEST_F(GenerateProgram, WhatCannotBeUsedIsNamed) {
       error({"--prompts", prompts("other.jsonl", "{\"prompt\": \"a\"}\n{\"text\": \"b\"}\n")}),
       AllOf(HasSubstr("Line 2"), HasSubstr("\"prompt\"")));
   EXPECT_THAT(error({"--prompts", prompts("broken.jsonl", "{\"prompt\"\n")}), HasSubstr("Line 1"));
+  EXPECT_THAT(error({"--prompts", prompts("latin.txt", "a\n\xE4\n")}),
+              AllOf(HasSubstr("Line 2 of " + (folder_ / "latin.txt").string()), HasSubstr("0xe4")));
+  EXPECT_THAT(error({"--prompt", "a", "--top-p", "2"}), HasSubstr("top_p is 2"));
+  write_file(folder_ / "model/config.json", R"({"model_type": "bert", "vocab_size": 256})");
+  EXPECT_THAT(error({"--prompt", "a"}), HasSubstr("does not predict the next token"));
 }
 
 }  // namespace

@@ -410,6 +410,14 @@ TEST_F(TrainResume, KeepsTheSamplesOfAStepAtOtherRanksAndStages) {
   EXPECT_EQ(weighted.status, 1);
   EXPECT_THAT(weighted.err, HasSubstr("shares of 4096 samples (by --data-weights) 1536, 2560, and "
                                       "this one has 2048, 2048"));
+  auto swapped = with_steps("8");
+  std::string reversed(numbers.rbegin(), numbers.rend());
+  write_file(folder_ / "reversed.txt", reversed);
+  swapped.insert(swapped.end(), {"--resume", "--data", folder_.text(), "--data",
+                                 folder_ / "reversed.txt", "--data-weights", "3, 5"});
+  const auto others = folder_.train(swapped);
+  EXPECT_EQ(others.status, 1);
+  EXPECT_THAT(others.err, HasSubstr("The run that is resumed had other data"));
   // Four ranks share the two micro-batches of two ranks.
   EXPECT_EQ(resume({"--nproc", "4", "--stage", "3", "--steps", "6"}).status, 0);
   // Three ranks cannot.

@@ -120,6 +120,7 @@ TEST_F(JsonLines, ATokenThatJoinsPromptAndAnswerIsLearned) {
 TEST_F(JsonLines, BadLinesAreNamedAndNothingIsWritten) {
   const std::pair<const char*, const char*> cases[] = {
       {"{", "line 2: it is not JSON"},
+      {"[", "The file is to be JSON lines: a whole object on each line"},
       {"3", "line 2: it is 3, and no object"},
       {R"({"body": "x"})", "line 2: it has none of the fields text, prompt"},
       {R"({"text": 7})", "line 2: it has the 'text' 7; it should be a text"},

@@ -9,6 +9,7 @@
 #include <torch/utils.h>
 
 #include <array>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -139,6 +140,8 @@ TEST(Pretrained, WhatIsWrittenIsReadAtAnyStageWholeOrInShards) {
   const TemporaryFolder folder;
   const auto source = fixtures::folder("llama").string();
   const WeightFiles files(source);
+  const std::string copy = folder / "model-before.safetensors";  // of the folder's owner
+  std::ofstream(copy) << "copy";
   for (const int64_t tiles : {0, 100}) {
     run_as_threads(3, [&](std::shared_ptr<comm::Group> group) {
       Loaded loaded(source, config(tiles > 0 ? 3 : 1), group, tiles);
@@ -164,6 +167,7 @@ TEST(Pretrained, WhatIsWrittenIsReadAtAnyStageWholeOrInShards) {
       group->barrier();
     });
   }
+  EXPECT_TRUE(fs::exists(copy));
   EXPECT_EQ(language_model_config(folder.path().string())->to_json(),
             language_model_config(source)->to_json());
 }

@@ -111,6 +111,7 @@ def classify(folder: pathlib.Path) -> None:
     shutil.move(folder / "pytorch_model.bin", folder / "torch")
     for place in (run, folder / "torch"):
         for ranks in (1, 3):
+            (folder / "logits.safetensors").unlink(missing_ok=True)  # a file that is there is refused
             said = zero("eval", "--from", place, "--data", folder / "lines.jsonl", "--nproc", ranks, "--stage", 3,
                         "--logits", folder / "logits.safetensors")  # fmt: skip
             written = load_file(folder / "logits.safetensors")

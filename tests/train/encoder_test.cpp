@@ -295,6 +295,18 @@ TEST_F(EncoderTest, AModelThatIsMeasuredGivesItsLossOnAnyRanks) {
   options.logits = folder_ / "logits.safetensors";
   const auto one = evaluated(options);
   EXPECT_EQ(one.task, TrainingTask::masked);
+  const auto refused = [&] {
+    return message_of<Error>([&] { evaluate(options, comm::single()); });
+  };
+  EXPECT_THAT(refused(), HasSubstr(options.logits + ", which is there"));
+  fs::remove(options.logits);
+  // Several have sequences of one length.
+  test::write_file(folder_ / "short.txt", "good b");
+  auto several = options;
+  several.seq = 0;
+  several.data.emplace_back(folder_ / "short.txt");
+  EXPECT_THAT(message_of<DataError>([&] { evaluate(several, comm::single()); }),
+              AllOf(HasSubstr("short.txt has "), HasSubstr("--seq")));
   options.stage = 3;
   options.micro_batch = 2;
   const auto two = evaluated(options, 2);

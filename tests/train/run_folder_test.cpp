@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "tests/support/message_of.h"
 #include "tests/support/run_program.h"
 #include "zero/base/error.h"
 
@@ -92,19 +93,32 @@ TEST(RunFolder, CutsTheLogBackToACheckpointsStep) {
   EXPECT_EQ(cut(whole + "{\"step\":3"), kept + whole);
 }
 
-TEST(RunFolder, KeepsAConfigurationThatNoRunWrote) {
-  const test::TemporaryFolder folder;
-  const RunFolder run(folder.path());
-  test::write_file(run.model_config(), "{}");
-  test::write_file(run.log(), "");
-  for (const bool overwrite : {false, true}) {
-    EXPECT_THAT([&] { run.check(overwrite, false); },
-                ThrowsMessage<ConfigError>(HasSubstr("holds a config.json")));
+TEST(RunFolder, KeepsFilesThatNoRunWrote) {
+  for (const std::string name :
+       {"config.json", "model.safetensors", "model-00001-of-00002.safetensors", "labels.json",
+        "adapter_config.json", "tokenizer.json", "jobs.txt", "log.jsonl", "merged/config.json",
+        "merged/model.safetensors"}) {
+    const test::TemporaryFolder folder;
+    const RunFolder run(folder.path());
+    fs::create_directory(run.merged());
+    test::write_file(folder / "model-before.safetensors", "a copy of its owner's");
+    EXPECT_NO_THROW(run.check(false, false));
+    test::write_file(folder / name, "{}");
+    for (const bool overwrite : {false, true}) {
+      EXPECT_THAT(
+          [&] { run.check(overwrite, false); },
+          ThrowsMessage<ConfigError>(HasSubstr((folder / name).string() + " is in the way")));
+    }
+    test::write_file(run.log(), "{\"event\":\"config\"}\n");
+    EXPECT_THAT([&] { run.check(false, false); },
+                ThrowsMessage<ConfigError>(HasSubstr("holds an earlier run")));
+    EXPECT_NO_THROW(run.check(true, false));
+    const bool merged = name.starts_with("merged/");
+    EXPECT_EQ(
+        message_of<ConfigError>([&] { run.check(true, false, true); }) != "nothing was thrown",
+        merged)
+        << name;
   }
-  test::write_file(run.log(), "{}\n");
-  EXPECT_THAT([&] { run.check(false, false); },
-              ThrowsMessage<ConfigError>(HasSubstr("holds an earlier run")));
-  EXPECT_NO_THROW(run.check(true, false));
 }
 
 TEST(RunFolder, WhatCannotBeLookedAtIsAConfigurationError) {

@@ -159,8 +159,13 @@ TEST_F(TuningTest, TheTaskFollowsTheMarksUnlessToldOtherwise) {
   const auto whole = train::Run(settings(), comm::single(), {}).task->next();
   EXPECT_FALSE((whole[1] == -100).any().item<bool>());
   options_.task = TrainingTask::supervised;
+  const auto marked = options_.data.front();
   options_.data = {folder_ / "text.txt"};
   EXPECT_THAT(message_of<DataError>([&] { check_run(settings(), 1); }), HasSubstr("--task lm"));
+  std::filesystem::copy_file(marked, folder_ / "plain.bin");
+  options_.data = {marked, folder_ / "plain.bin"};
+  EXPECT_THAT(message_of<DataError>([&] { check_run(settings(), 1); }),
+              AllOf(HasSubstr("plain.bin has no marks"), HasSubstr("--task lm")));
 }
 
 TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
@@ -188,7 +193,12 @@ TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
   EXPECT_NE(through, half);
   program.overwrite = false;
   program.resume = true;
+  std::filesystem::create_directory(folder_ / "run/merged");
+  const std::vector<std::string> others{"labels.json", "model-before.safetensors",
+                                        "merged/model.safetensors"};
+  for (const auto& name : others) test::write_file(folder_ / ("run/" + name), "its owner's");
   EXPECT_EQ(run(4, 1), through) << "dropout's masks too";
+  for (const auto& name : others) EXPECT_TRUE(std::filesystem::remove(folder_ / ("run/" + name)));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/model.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/config.json"));
 

@@ -95,6 +95,21 @@ Index read_index(const fs::path& index) {
 
 }  // namespace
 
+bool is_numbered_weights(std::string_view name) {
+  constexpr size_t kDigits = 5;
+  const auto skip = [&](std::string_view word) {
+    if (!name.starts_with(word)) return false;
+    name.remove_prefix(word.size());
+    return true;
+  };
+  const auto skip_number = [&] {
+    const auto digits = std::min(name.find_first_not_of("0123456789"), name.size());
+    name.remove_prefix(digits);
+    return digits >= kDigits;
+  };
+  return skip("model-") && skip_number() && skip("-of-") && skip_number() && name == ".safetensors";
+}
+
 WeightFiles::WeightFiles(const fs::path& path, Folder folder) : path_(path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {

@@ -308,13 +308,16 @@ Json Spec::from_option(std::string_view text) const {
   if (kind == Kind::numbers) {
     auto numbers = Json::array();
     for (const auto part : std::views::split(text, ',')) {
-      const std::string_view word(part.begin(), part.end());
+      std::string_view word(part.begin(), part.end());
+      while (word.starts_with(' ')) word.remove_prefix(1);
+      while (word.ends_with(' ')) word.remove_suffix(1);
       double number = 0;
       const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), number);
       const bool whole_word = error == std::errc() && rest == word.data() + word.size();
       numbers.push_back(whole_word && std::isfinite(number) ? Json(number)
                                                             : Json(std::string(word)));
     }
+    if (numbers.empty()) numbers.push_back("");  // which is refused: no number was given
     return normalize(numbers, about.option);
   }
   return normalize(std::string(text), about.option);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "zero/base/error.h"
@@ -14,6 +15,9 @@ namespace zero {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
+
+constexpr std::string_view kWanted =
+    "The file is to be JSON lines: a whole object on each line, with no array around them";
 
 bool has(const OrderedJson& object, const char* key) {
   const auto found = object.find(key);
@@ -36,10 +40,10 @@ OrderedJson object_of(std::string_view line) {
     parse_json(line);  // what it refuses (keys that are named twice, depth) ordered_json does not
     object = OrderedJson::parse(line);
   } catch (const Error& error) {
-    throw DataError(error.what());
+    throw DataError(fmt::format("{}. {}", error.what(), kWanted));
   }
   if (!object.is_object())
-    throw DataError(fmt::format("is {}, and no object", excerpt(object.dump())));
+    throw DataError(fmt::format("is {}, and no object. {}", excerpt(object.dump()), kWanted));
   return object;
 }
 
@@ -163,6 +167,13 @@ Example of_prompt_and_completion(const OrderedJson& object,
 
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+std::string sentence_about_line(std::string_view fault) {
+  if (fault.ends_with('.')) fault.remove_suffix(1);
+  const bool sentence =
+      !fault.empty() && std::isupper(static_cast<unsigned char>(fault.front())) != 0;
+  return fmt::format("{}{}.", sentence ? "" : "it ", fault);
 }
 
 Example read_example(std::string_view line, const std::optional<ChatTemplate>& chat_template) {

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "zero/data/chat_template.h"
@@ -34,6 +35,10 @@ bool is_blank(std::string_view line);
 /// text that is not JSON, a line of another form, a field of the wrong kind, a conversation without
 /// an answer, or one for which there is no template.
 Example read_example(std::string_view line, const std::optional<ChatTemplate>& chat_template);
+
+/// Returns the sentence about a line that the message of such a DataError makes: "it has no field
+/// 'text'.", or the message itself, where that is a sentence (a chat template's).
+std::string sentence_about_line(std::string_view fault);
 
 /// Reads {"text": T, "text_pair": P, "label": L}, where P may be absent, and L is a number from 0
 /// on or a name. Throws DataError as read_example.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
@@ -25,10 +24,8 @@ void LineWriter::refuse(size_t offset, std::string_view why) const {
   const auto pieces = text_.pieces(place.begin, offset);
   for (auto piece = pieces(); !piece.empty(); piece = pieces())
     line += static_cast<size_t>(std::count(piece.begin(), piece.end(), '\n'));
-  // A chat template's failure is a sentence of its own.
-  const bool sentence = !why.empty() && std::isupper(static_cast<unsigned char>(why.front())) != 0;
-  throw DataError(fmt::format("{}, line {}: {}{}. Nothing was written.", place.file.string(), line,
-                              sentence ? "" : "it ", why));
+  throw DataError(fmt::format("{}, line {}: {} Nothing was written.", place.file.string(), line,
+                              sentence_about_line(why)));
 }
 
 void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t& tokens,
@@ -52,10 +49,7 @@ void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t&
       }
     });
     for (size_t i = 0; i < lines.size(); ++i) {
-      if (!faults[i].empty()) {
-        if (faults[i].ends_with('.')) faults[i].pop_back();
-        refuse(lines[i].offset, faults[i]);
-      }
+      if (!faults[i].empty()) refuse(lines[i].offset, faults[i]);
       const auto& made = lines[i].document;
       narrow.assign(made.tokens.begin(), made.tokens.end());
       output.write(narrow);

@@ -187,9 +187,9 @@ class ShardedWriter {
     std::vector<fs::path> old;
     for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
       const auto name = entry.path().filename().string();
-      const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
-      if ((shard || name == kWeightsFile || name == kWeightsIndex) && !is_new(name))
-        old.push_back(entry.path());
+      const bool weights =
+          is_numbered_weights(name) || name == kWeightsFile || name == kWeightsIndex;
+      if (weights && !is_new(name)) old.push_back(entry.path());
     }
     for (const auto& path : old) fs::remove(path, ignored);
   }

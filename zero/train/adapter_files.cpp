@@ -34,6 +34,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPeftPrefix = "base_model.model.";
+constexpr const char* kClasses = "SEQ_CLS";    // the task_type of models that tell classes apart
 constexpr std::string_view kHead = "lm_head";  // stands beside the part that a prefix names
 
 // Keys that say how an adapter began, where its model came from, or who wrote it.
@@ -253,6 +254,18 @@ std::vector<std::string> read_adapter_labels(const std::string& folder) {
   }
 }
 
+bool has_adapter_labels(const std::string& folder) {
+  const auto path = fs::path(folder) / kAdapterConfig;
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return false;
+  try {
+    const auto config = parse_json(read_file(path, fail<CheckpointError>));
+    return config.is_object() && config.value("task_type", nlohmann::json()) == kClasses;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
                   const SaveAdapterOptions& options) {
   std::vector<TensorInfo> infos;
@@ -288,10 +301,11 @@ void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
   attempt([&] {
     file->commit();
     const fs::path place(folder);
+    const bool had_labels = has_adapter_labels(folder);
     write_file(place / kAdapterConfig, config_of(lora, all, options), fail<CheckpointError>);
     std::error_code ignored;
     if (options.labels.empty()) {
-      fs::remove(place / kAdapterLabels, ignored);
+      if (had_labels) fs::remove(place / kAdapterLabels, ignored);
     } else {
       write_file(place / kAdapterLabels, Json(options.labels).dump() + "\n", fail<CheckpointError>);
     }

@@ -33,6 +33,10 @@ std::string base_model_of(const std::string& folder);
 /// another program wrote it. Throws CheckpointError.
 std::vector<std::string> read_adapter_labels(const std::string& folder);
 
+/// Returns whether the settings of a peft folder say that its model tells classes apart, so that
+/// `kAdapterLabels` is the adapter's. False where they cannot be read.
+bool has_adapter_labels(const std::string& folder);
+
 struct SaveAdapterOptions {
   std::string base_model{};           ///< what the config names as the model beneath
   std::string task = "CAUSAL_LM";     ///< peft's task_type; empty: none
@@ -41,7 +45,8 @@ struct SaveAdapterOptions {
 
 /// Writes the adapter as peft does: A and B of each layer (with DoRA the magnitudes, too), and the
 /// parameters of `modules_to_save`, in fp32, under "base_model.model." and their paths. Rank 0
-/// writes to the folder, which exists, with one tensor in memory; each file is whole or absent.
+/// writes to the folder, which exists, with one tensor in memory; each file is whole or absent. The
+/// names of classes of an earlier adapter go if this one has none.
 /// Collective. Throws CheckpointError on every rank where the disk is full.
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
                   const SaveAdapterOptions& options = {});

@@ -11,6 +11,7 @@
 #include "zero/train/monitors.h"
 #include "zero/train/parts.h"
 #include "zero/train/run.h"
+#include "zero/train/same_run.h"
 
 namespace zero::train {
 
@@ -76,13 +77,6 @@ void check_run(const Settings& given, int ranks) {
   const auto settings = completed(given);
   const auto& config = settings.engine;
   const auto& options = settings.program;
-  const RunFolder folder(options.out);
-  folder.check(options.overwrite, continues(options));
-  check_monitors(options);
-  if (options.memory_copies) (void)memory_folder(options);
-  const auto data = open_data(options);
-  const auto model = model_config(options, data);
-  if (!options.from.empty() && !options.resume) (void)WeightFiles(options.from);
   std::error_code ignored;
   if (options.lora.on() && std::filesystem::equivalent(options.from, options.out, ignored)) {
     throw ConfigError(fmt::format(
@@ -90,6 +84,13 @@ void check_run(const Settings& given, int ranks) {
         "the place of the weights that it belongs to. Give another --out.",
         options.out));
   }
+  const RunFolder folder(options.out);
+  folder.check(options.overwrite, continues(options), options.lora.merge);
+  check_monitors(options);
+  if (options.memory_copies) (void)memory_folder(options);
+  const auto data = open_data(options);
+  const auto model = model_config(options, data);
+  if (!options.from.empty() && !options.resume) (void)WeightFiles(options.from);
   (void)schedule_of(settings);
   const auto tokens = task_data(options, data, *model, 0, ranks);
   int64_t done = 0;
@@ -97,6 +98,7 @@ void check_run(const Settings& given, int ranks) {
     const auto progress =
         resume_point(find_checkpoint(options), {settings, model->to_json(), ranks}).progress;
     check_position(tokens, options, progress.loader);
+    check_resumed_data(progress, data.train);
     done = progress.step;
   }
   check_profile_file(options);

@@ -7,12 +7,15 @@
 #include <cmath>
 #include <cstdlib>
 #include <exception>
+#include <map>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "zero/base/autocast.h"
 #include "zero/base/error.h"
+#include "zero/checkpoint/file.h"
 #include "zero/checkpoint/safetensors.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_texts.h"
@@ -62,10 +65,30 @@ std::unique_ptr<LanguageModelConfig> sizes_of(const Options& program) {
   return sizes;
 }
 
+/// By the files of tokens that text was encoded to: the text.
+using EncodedTexts = std::map<std::string, std::string>;
+
+/// Calls `body`, whose DataErrors then name the texts in place of the files of their tokens.
+template <class Body>
+auto naming_texts(const EncodedTexts& texts, const Body& body) {
+  try {
+    return body();
+  } catch (const DataError& error) {
+    if (dynamic_cast<const comm::PeerFailure*>(&error) != nullptr) throw;
+    std::string message = error.what();
+    for (const auto& [file, text] : texts) {
+      for (auto at = message.find(file); at != std::string::npos;
+           at = message.find(file, at + text.size()))
+        message.replace(at, file.size(), text);
+    }
+    throw DataError(message);
+  }
+}
+
 /// Returns the tokens of `data`, all of them as both splits. Rank 0 encodes text, in `folder`.
 /// Collective.
 Dataset open(const Options& program, fs::path data, std::optional<PassingFolder>& folder,
-             comm::Group& group) {
+             EncodedTexts& texts, comm::Group& group) {
   std::error_code ignored;
   const auto given = data.string();
   if (!fs::exists(data, ignored))
@@ -110,6 +133,7 @@ Dataset open(const Options& program, fs::path data, std::optional<PassingFolder>
     });
     const auto place = folder ? folder->path().string() : std::string();
     data = fs::path(comm::gather_texts(group, place, "folder").front()) / "data" / "train.bin";
+    texts[data.string()] = given;
   } else if (data.extension() != ".bin" && sizes->vocab_size() != 256) {
     throw DataError(fmt::format(
         "{} is text, and {} has no tokenizer.json: its bytes are no tokens of a vocabulary of {}. "
@@ -124,11 +148,47 @@ Dataset open(const Options& program, fs::path data, std::optional<PassingFolder>
 /// Opens all of the data, which are measured one after the other. `folders` are those of encoded
 /// text. Collective.
 Dataset open_all(const Options& program, std::vector<std::optional<PassingFolder>>& folders,
-                 comm::Group& group) {
+                 EncodedTexts& texts, comm::Group& group) {
   std::vector<Dataset> parts;
   for (size_t i = 0; i < program.data.size(); ++i)
-    parts.push_back(open(program, program.data[i], folders[i], group));
-  return join(std::move(parts));
+    parts.push_back(open(program, program.data[i], folders[i], texts, group));
+  return naming_texts(texts, [&] { return join(std::move(parts)); });
+}
+
+/// Returns the length of the sequences that the data are cut into, where the user has not said it:
+/// a short text is one sequence.
+int64_t length_for(const Split& data, int64_t longest) {
+  const auto least = [](const TokenRange& source) {
+    return std::max<int64_t>(1, source.size() - 1);
+  };
+  if (data.sources.size() == 1) return std::min(longest, least(data.sources.front()));
+  for (const auto& source : data.sources) {
+    if (source.size() > longest) continue;
+    throw DataError(fmt::format(
+        "{} has {} tokens, and a sequence of {} with its target needs {}. Data that are measured "
+        "as one have sequences of one length: give --seq {}, or measure each by itself.",
+        source.tokens->name(), source.size(), longest, longest + 1, least(source)));
+  }
+  return longest;
+}
+
+/// Throws ConfigError unless the file of logits can be made. Rank 0 looks. Collective.
+void check_logits(const std::string& path, comm::Group& group) {
+  if (path.empty()) return;
+  comm::agree_on_rank_zero<ConfigError>(group, "Making the file of logits", [&] {
+    std::error_code ignored;
+    if (fs::symlink_status(path, ignored).type() != fs::file_type::not_found) {
+      throw ConfigError(fmt::format(
+          "The logits are to be written to {}, which is there. Give another --logits FILE, or "
+          "remove it.",
+          path));
+    }
+    try {
+      const OutputFile probe(path, fail<ConfigError>);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{} Give another --logits FILE.", error.what()));
+    }
+  });
 }
 
 Options program_of(const EvaluateOptions& options) {
@@ -197,16 +257,12 @@ class LogitsFile {
   std::optional<SafetensorsWriter> file_;
 };
 
-/// Writes the file. Each rank passes a batch at a time; rank 0 gets the logits of all. Collective.
-void write_logits(const Evaluated& of, bool classifies, const LanguageModelConfig& sizes,
-                  const std::string& path) {
+/// Writes the file, which rank 0 has. Each rank passes a batch at a time; rank 0 gets the logits of
+/// all. Collective.
+void write_logits(const Evaluated& of, std::optional<LogitsFile>& file) {
   const EvaluationMode evaluation(of.model);
   const int64_t count = of.task.validation_batches();
   const int64_t ranks = of.group.size();
-  std::optional<LogitsFile> file;
-  comm::agree_on_rank_zero<CheckpointError>(of.group, "Making the file of logits", [&] {
-    file.emplace(path, of.task, classifies, sizes);
-  });
   std::exception_ptr failure;  // the passes are collective: they go on
   for (int64_t done = 0; done < count; done += ranks) {
     const auto mine = std::min(done + of.group.rank(), count - 1);
@@ -239,16 +295,21 @@ void write_logits(const Evaluated& of, bool classifies, const LanguageModelConfi
 
 Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::Group>& group) {
   auto program = program_of(options);
+  check_logits(options.logits, *group);
   std::vector<std::optional<PassingFolder>> folders(program.data.size());
-  const auto data = open_all(program, folders, *group);
+  EncodedTexts texts;
+  const auto data = open_all(program, folders, texts, *group);
   const auto sizes = model_config(program, data);
-  const auto kind = task_of(program, data, *sizes);
-  if (options.seq == 0 && kind != TrainingTask::classes) {  // a short text is one sequence
-    for (const auto& source : data.train.sources)
-      program.seq = std::clamp<int64_t>(source.size() - 1, 1, program.seq);
-  }
-  auto tokens = comm::agree<DataError>(*group, "Opening the data",
-                                       [&] { return task_data(program, data, *sizes, 0, 1); });
+  const auto kind = naming_texts(texts, [&] {
+    const auto task = task_of(program, data, *sizes);
+    if (options.seq == 0 && task != TrainingTask::classes)
+      program.seq = length_for(data.train, program.seq);
+    return task;
+  });
+  auto tokens = naming_texts(texts, [&] {
+    return comm::agree<DataError>(*group, "Opening the data",
+                                  [&] { return task_data(program, data, *sizes, 0, 1); });
+  });
   folders.clear();  // all ranks have opened their files
   Config config;
   config.stage = options.stage;
@@ -261,6 +322,13 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
                             .group = *group,
                             .autocast = config.autocast_dtype(),
                             .rows = options.micro_batch};
+  const bool classifies = kind == TrainingTask::classes;
+  std::optional<LogitsFile> logits;
+  if (!options.logits.empty()) {
+    comm::agree_on_rank_zero<CheckpointError>(*group, "Making the file of logits", [&] {
+      logits.emplace(options.logits, *task, classifies, *sizes);
+    });
+  }
   const auto mean = mean_loss(evaluated, [&] {
     return options.stop && comm::any_rank(*group, options.stop(), "a signal");
   });
@@ -274,13 +342,12 @@ Evaluation evaluate(const EvaluateOptions& options, const std::shared_ptr<comm::
     throw DataError(fmt::format("The loss on {} is {}: the weights of {} are not finite.",
                                 names_of(program), mean->loss, options.from));
   }
-  const bool classifies = kind == TrainingTask::classes;
   Evaluation result{.task = kind, .loss = mean->loss, .correct = mean->correct.value_or(0)};
   // A language model's weight counts sequences, if all batches weigh the same.
   result.predicted = classifies            ? task->validation_batches()
                      : task->step_weight() ? task->validation_tokens()
                                            : std::llround(mean->weight);
-  if (!options.logits.empty()) write_logits(evaluated, classifies, *sizes, options.logits);
+  if (!options.logits.empty()) write_logits(evaluated, logits);
   return result;
 }
 

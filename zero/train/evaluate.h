@@ -21,17 +21,20 @@ struct EvaluateOptions {
   BaseFormat quantize_base = BaseFormat::as_they_are;
   /// Tokens, a folder of `zero data prepare` (its validation split), or a text or JSON lines
   /// (.jsonl), which are encoded with the tokenizer.json of `from`. Several are measured as one,
-  /// each of their sequences once; they have the same tokens.
+  /// each of their sequences once; they have the same tokens,
+  /// and each at least one sequence.
   std::vector<std::string> data{};
   TrainingTask task = TrainingTask::any;
   std::optional<int64_t> mask_token{};
   bool document_attention = false;  ///< ProgramSettings::document_attention
-  int64_t seq = 0;                  ///< tokens in a sequence; 0: the model's context, at most 1024
-  int64_t tokens = 0;               ///< at most so many, evenly from the data; 0: all
-  int64_t micro_batch = 8;          ///< sequences that a rank passes together
-  int stage = 0;                    ///< 3: each rank holds its part of the weights
+  /// Tokens in a sequence. 0: the model's context, at most 1024, or the only text where that is
+  /// shorter.
+  int64_t seq = 0;
+  int64_t tokens = 0;       ///< at most so many, evenly from the data; 0: all
+  int64_t micro_batch = 8;  ///< sequences that a rank passes together
+  int stage = 0;            ///< 3: each rank holds its part of the weights
   bool bf16 = false;
-  std::string logits{};          ///< a safetensors file to write, or empty
+  std::string logits{};          ///< a safetensors file to write, which is not there; or empty
   std::function<bool()> stop{};  ///< asked between batches: true ends the evaluation
 };
 

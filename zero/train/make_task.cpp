@@ -50,17 +50,26 @@ Masking masking_of(const Options& options, const Dataset& data, int64_t vocabula
   return {*mask, std::move(special), vocabulary, seed};
 }
 
+/// Throws DataError unless all of the data have marks.
+void check_marks(const Dataset& data) {
+  for (const auto* split : {&data.train, &data.validation}) {
+    for (const auto& source : split->sources) {
+      if (source.tokens->marked()) continue;
+      const auto name = source.tokens->name();
+      throw DataError(fmt::format(
+          "The option 'task' is sft, but {} has no marks of the tokens that are to be predicted "
+          "({}). Prepare the data with answers, leave --task out (of data without marks all tokens "
+          "are then learned), or give --task lm.",
+          name, marks_of(fs::path(name)).filename().string()));
+    }
+  }
+}
+
 }  // namespace
 
 TrainingTask task_of(const Options& options, const Dataset& data,
                      const LanguageModelConfig& sizes) {
-  if (options.task == TrainingTask::supervised && !data.train.marked()) {
-    throw DataError(fmt::format(
-        "The option 'task' is sft, but {} has no marks of the tokens that are to be predicted "
-        "({}). Prepare the data with answers, or give --task lm.",
-        data.train.name(),
-        marks_of(fs::path(data.train.sources.front().tokens->name())).filename().string()));
-  }
+  if (options.task == TrainingTask::supervised) check_marks(data);
   const bool next_token = sizes.head() == Head::next_token;
   if (next_token && !data.labels.empty() && options.task != TrainingTask::language) {
     throw DataError(fmt::format(

@@ -9,6 +9,7 @@
 #include "zero/base/not_finite.h"
 #include "zero/comm/agreement.h"
 #include "zero/comm/gather_records.h"
+#include "zero/train/same_run.h"
 
 namespace zero::train {
 
@@ -171,7 +172,8 @@ Progress Recovery::progress(int64_t step) const {
           .sample = position.sample,
           .losses = spikes_.samples(),
           .grad_norm = last_norm_,
-          .rewinds = rewinds_};
+          .rewinds = rewinds_,
+          .data = identity(run_.data.train)};
 }
 
 void Recovery::restore(const Progress& progress) {

@@ -176,6 +176,7 @@ std::string record_of(const RunSettings& run, const Progress& progress) {
                     {"unit_bytes", run.settings.engine.unit_bytes},
                     {"tile_elements", run.settings.model.tile_elements.value_or(0)},
                     {"loader", Json::parse(progress.loader.to_json())},
+                    {"data", progress.data},
                     {"sample", progress.sample},
                     {"losses", to_json(progress.losses)},
                     {"grad_norm", to_json(progress.grad_norm)},
@@ -207,6 +208,7 @@ Progress progress_of(const Json& record, int64_t step) {
   if (const auto found = record.find("validation"); found != record.end() && !found->is_null())
     progress.validation = found->get<double>();
   const auto rewinds = record.value("rewinds", Json{0, 0});
+  progress.data = record.value("data", std::string());
   progress.rewinds = {rewinds.at(0).get<int64_t>(), rewinds.at(1).get<int64_t>()};
   return progress;
 }

@@ -44,6 +44,7 @@ struct Progress {
   double grad_norm = 0;                ///< the step's
   std::optional<double> validation{};  ///< the loss of the validation after the step, if one was
   Rewinds rewinds{};
+  std::string data{};  ///< `identity` of the training data; empty: an earlier version did not say
 };
 
 /// Returns each value of two JSON texts that differs, as "section.key old -> new".

@@ -26,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::string_view kCheckpoint = "checkpoint-";
 constexpr const char* kJobs = "jobs.txt";
+constexpr std::string_view kFirstEvent = R"({"event":)";  // with which the lines of a log begin
 
 std::vector<fs::path> entries(const fs::path& folder) {
   std::error_code ignored;
@@ -57,6 +58,21 @@ std::vector<int64_t> checkpoint_steps(const fs::path& folder) {
   return steps;
 }
 
+/// Returns a file of a model in `folder`, as write_weights writes them, if there is one.
+std::optional<fs::path> file_of_a_model(const fs::path& folder) {
+  std::error_code error;
+  for (const char* name : {"config.json", kWeightsFile, kWeightsIndex}) {
+    if (fs::exists(folder / name, error)) return folder / name;
+  }
+  for (const auto name : kBesideWeights) {
+    if (fs::exists(folder / name, error)) return folder / name;
+  }
+  for (const auto& path : entries(folder)) {
+    if (is_numbered_weights(path.filename().string())) return path;
+  }
+  return std::nullopt;
+}
+
 /// Returns the folder itself, or the nearest one above it that exists.
 fs::path nearest_existing(fs::path path) {
   std::error_code error;  // a path that cannot be looked at counts as absent
@@ -84,24 +100,75 @@ void check_folder(const fs::path& path, std::string_view what, std::string_view 
   }
 }
 
+bool RunFolder::has_log() const {
+  std::error_code error;
+  if (!fs::exists(log(), error)) return false;
+  if (!fs::is_regular_file(log(), error)) return true;
+  std::string begin(kFirstEvent.size(), '\0');
+  std::ifstream file(log(), std::ios::binary);
+  return file.read(begin.data(), std::ssize(begin)) && begin == kFirstEvent;
+}
+
+RunFiles RunFolder::written() const {
+  RunFiles all;
+  std::error_code error;
+  if (!fs::is_regular_file(log(), error)) return all;
+  std::ifstream file(log(), std::ios::binary);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(kFirstEvent)) continue;
+    const auto object = nlohmann::json::parse(line, nullptr, false);
+    if (object.is_discarded() || object.at("event") != "config") continue;
+    const auto option = [&](const char* key) {
+      const nlohmann::json::json_pointer place(std::string("/train/lora/") + key);
+      return object.contains(place) ? object.at(place) : nlohmann::json();
+    };
+    const auto rank = option("rank");
+    const auto adapter = option("adapter");
+    const bool lora = (rank.is_number() && rank > 0) || (adapter.is_string() && adapter != "");
+    all.weights = all.weights || !lora;
+    all.adapter = all.adapter || lora;
+    all.merged = all.merged || (lora && option("merge") == true);
+  }
+  return all;
+}
+
+std::optional<fs::path> RunFolder::file_in_the_way() const {
+  if (auto file = file_of_a_model(path_)) return file;
+  if (auto file = file_of_a_model(merged())) return file;
+  std::error_code error;
+  for (const char* name : {kAdapterConfig, kAdapterWeights, kAdapterLabels}) {
+    if (fs::exists(path_ / name, error)) return path_ / name;
+  }
+  // An empty log belongs to a run that was refused, or ended before it began.
+  if (!fs::exists(log(), error)) {
+    if (fs::exists(path_ / kJobs, error)) return path_ / kJobs;
+  } else if (!fs::is_empty(log(), error)) {
+    return log();
+  }
+  return std::nullopt;
+}
+
 bool RunFolder::has_weights() const {
   std::error_code ignored;
   return fs::exists(model(), ignored) || fs::exists(path_ / kWeightsIndex, ignored) ||
          fs::exists(path_ / kAdapterWeights, ignored);
 }
 
-void RunFolder::check(bool overwrite, bool resume) const {
+void RunFolder::check(bool overwrite, bool resume, bool merges) const {
   check_folder(path_, "The option 'out'", "Give another --out.");
-  std::error_code error;
-  // An empty log belongs to a run that was refused.
-  const bool has_log = fs::exists(log(), error) && !fs::is_empty(log(), error);
-  if (!has_log && !resume && fs::exists(model_config(), error)) {
+  const auto refuse = [&](const std::optional<fs::path>& file, std::string_view why) {
+    if (!file) return;
     throw ConfigError(
-        fmt::format("{} holds a config.json, but no log.jsonl of a run that wrote it: it would be "
-                    "overwritten. Give another --out.",
-                    path_.string()));
+        fmt::format("{} is in the way of a run, which would replace or remove it, and {}. Give "
+                    "another --out, or move the file away.",
+                    file->string(), why));
+  };
+  if (!has_log() && !resume) {
+    refuse(file_in_the_way(), fmt::format("{} has no log.jsonl that a run wrote", path_.string()));
+  } else if (merges && has_log() && !written().merged) {
+    refuse(file_of_a_model(merged()), fmt::format("no run of {} wrote it", log().string()));
   }
-  const bool holds_run = has_log || has_weights() || last_checkpoint();
+  const bool holds_run = has_log() || last_checkpoint();
   if (holds_run && !overwrite && !resume) {
     throw ConfigError(
         fmt::format("{} holds an earlier run. Give another --out, or --overwrite to replace it, or "

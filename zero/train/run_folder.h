@@ -19,6 +19,21 @@ namespace zero::train {
 void check_folder(const std::filesystem::path& path, std::string_view what,
                   std::string_view remedy);
 
+/// Files of Hugging Face's folders that belong to a model and not to its weights. A run copies
+/// them.
+inline constexpr std::string_view kBesideWeights[] = {
+    "added_tokens.json", "chat_template.jinja",     "generation_config.json",
+    "merges.txt",        "special_tokens_map.json", "tokenizer.json",
+    "tokenizer.model",   "tokenizer_config.json",   "vocab.json",
+    "vocab.txt"};
+
+/// The files that runs have written to their folder at their end. Others there are not theirs.
+struct RunFiles {
+  bool weights = false;
+  bool adapter = false;
+  bool merged = false;  ///< weights in the folder `merged`
+};
+
 class RunFolder {
  public:
   explicit RunFolder(std::filesystem::path path) : path_(std::move(path)) {}
@@ -26,6 +41,10 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path log() const { return path_ / "log.jsonl"; }
   std::filesystem::path model() const { return path_ / "model.safetensors"; }
+  /// Returns the folder of the weights with an adapter merged into them.
+  std::filesystem::path merged() const { return path_ / "merged"; }
+  /// Returns what the log says of the runs here.
+  RunFiles written() const;
   /// Returns whether a run has written its weights, or its adapter, here.
   bool has_weights() const;
   std::filesystem::path model_config() const { return path_ / "config.json"; }
@@ -40,10 +59,11 @@ class RunFolder {
   /// Replaces them, in one piece. Throws CheckpointError.
   void write_jobs(const std::set<std::string>& names) const;
 
-  /// Throws ConfigError if the folder cannot serve: it is a file, it cannot be written, it holds a
-  /// config.json that is not a run's, or it holds an earlier run and neither `overwrite` nor
-  /// `resume` says what to do with it. Changes nothing.
-  void check(bool overwrite, bool resume) const;
+  /// Throws ConfigError if the folder cannot serve: it is a file, it cannot be written, it holds an
+  /// earlier run and neither `overwrite` nor `resume` says what to do with it, or it holds no log
+  /// of a run, but a file that a run would replace or remove. So it does for a run that `merges` if
+  /// the folder for that has weights that no run wrote. Changes nothing.
+  void check(bool overwrite, bool resume, bool merges = false) const;
   /// Makes the folder if absent. Throws ConfigError.
   void make() const;
 
@@ -67,6 +87,11 @@ class RunFolder {
   void remove_left_overs() const;
 
  private:
+  /// Returns whether the log is that of a run. One that cannot be read again, as a pipe, is.
+  bool has_log() const;
+  /// Returns a file that a run replaces or removes, if there is one.
+  std::optional<std::filesystem::path> file_in_the_way() const;
+
   std::filesystem::path path_;
 };
 

@@ -68,6 +68,15 @@ std::string identity(const Split& split) {
   return fmt::format("{}", fmt::join(sources, ", "));
 }
 
+void check_resumed_data(const Progress& saved, const Split& here) {
+  const auto now = identity(here);
+  if (saved.data.empty() || saved.data == now) return;
+  throw DataError(fmt::format(
+      "The run that is resumed had other data: {}. {} has {}: the run's position in the data would "
+      "mean something else. Give the same --data, in the same order.",
+      saved.data, here.name(), now));
+}
+
 void check_same_run(comm::Group& group, const RunSettings& run, const Dataset& data) {
   if (group.size() == 1) return;
   const auto mine = json_of(run, data).dump();

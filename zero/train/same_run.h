@@ -14,6 +14,9 @@ namespace zero::train {
 /// first and the last 4096, and whether there are marks.
 std::string identity(const Split& split);
 
+/// Throws DataError if the run that is resumed was trained on other data than `here`.
+void check_resumed_data(const Progress& saved, const Split& here);
+
 /// Throws ConfigError, which names the difference, if a rank was started with other options,
 /// another configuration or other data than rank 0. Otherwise a step's rate, a rank's share of the
 /// data and the calls at the end of the run would differ unnoticed. Hosts may differ in the places

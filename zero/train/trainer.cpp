@@ -28,6 +28,7 @@
 #include "zero/device/deterministic.h"
 #include "zero/device/memory.h"
 #include "zero/train/adapter_files.h"
+#include "zero/train/same_run.h"
 #include "zero/train/sampler.h"
 #include "zero/train/stop.h"
 #include "zero/train/validator.h"
@@ -74,6 +75,7 @@ int64_t Trainer::resume() {
       continue;
     }
     run_.task->restore(point.progress.loader);
+    check_resumed_data(point.progress, run_.data.train);
     recovery_.restore(point.progress);
     step_ = source.step;
     changes_ = std::move(point.changes);
@@ -106,6 +108,7 @@ bool Trainer::resume_from_memory() {
     return false;
   }
   run_.task->restore(point.progress.loader);
+  check_resumed_data(point.progress, run_.data.train);
   recovery_.restore(point.progress);
   step_ = source.step;
   changes_ = std::move(point.changes);
@@ -305,6 +308,7 @@ void Trainer::report_run() {
   // All checks have passed, so the earlier run may be removed. The first line of the new log
   // replaces its log.
   comm::agree_on_rank_zero(*run_.group, "Making room in the run folder", [&] {
+    earlier_ = run_.folder.written();
     if (run_.options.overwrite) run_.folder.keep_checkpoints([](int64_t) { return false; });
     run_.folder.remove_left_overs();
     if (continues(run_.options)) {
@@ -364,10 +368,10 @@ void Trainer::write_model() {
   const auto& options = run_.options;
   const auto folder = run_.folder.path();
   const WeightsOrigin origin{.from = options.from, .tokenizer = run_.data.tokenizer};
-  write_trained(*run_.engine, *run_.model, run_.lora, folder, origin);
+  write_trained(*run_.engine, *run_.model, run_.lora, folder, origin, earlier_);
   const auto merged = folder / "merged";
   if (!options.lora.merge) {
-    remove_weights(*run_.engine, merged);  // an earlier run's, which was overwritten
+    if (earlier_.merged) remove_weights(*run_.engine, merged);
     return;
   }
   comm::agree_on_rank_zero<CheckpointError>(*run_.group, "Making a folder", [&] {

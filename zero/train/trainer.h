@@ -104,6 +104,7 @@ class Trainer {
   Run run_;
   int64_t step_ = 0;                  ///< updates done
   std::vector<std::string> changes_;  ///< settings that changed since the checkpoint
+  RunFiles earlier_;                  ///< on rank 0: what runs have written to the folder before
   std::vector<std::string> damaged_;  // newer checkpoints that were skipped
   StepPasses passes_;
   StepExchange exchange_;

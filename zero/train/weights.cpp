@@ -22,13 +22,6 @@ namespace zero::train {
 
 namespace {
 
-/// Files of Hugging Face's folders that belong to a model and not to its weights.
-constexpr std::string_view kBesideWeights[] = {
-    "added_tokens.json", "chat_template.jinja",     "generation_config.json",
-    "merges.txt",        "special_tokens_map.json", "tokenizer.json",
-    "tokenizer.model",   "tokenizer_config.json",   "vocab.json",
-    "vocab.txt"};
-
 void copy_beside_weights(Engine& engine, const WeightsOrigin& origin,
                          const std::filesystem::path& to) {
   comm::agree_on_rank_zero<CheckpointError>(engine.group(), "Copying the tokenizer", [&] {
@@ -82,7 +75,8 @@ void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lor
 }
 
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const WeightsOrigin& origin) {
+                   const std::filesystem::path& folder, const WeightsOrigin& origin,
+                   const RunFiles& earlier) {
   if (lora) {
     const auto& sizes = model.config();
     const auto task = [&] {
@@ -99,14 +93,23 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
     save_adapter(engine, *lora, folder.string(),
                  {.base_model = origin.from, .task = task, .labels = sizes.labels()});
     copy_beside_weights(engine, origin, folder);
-    remove_weights(engine, folder);
+    if (earlier.weights) remove_weights(engine, folder);
   } else {
     write_weights(engine, model, lora, folder, origin);
-    remove(engine, folder, {kAdapterConfig, kAdapterWeights, kAdapterLabels});
+    if (!earlier.adapter) return;
+    if (has_adapter_labels(folder.string())) remove(engine, folder, {kAdapterLabels});
+    remove(engine, folder, {kAdapterConfig, kAdapterWeights});
   }
 }
 
 void remove_weights(Engine& engine, const std::filesystem::path& folder) {
+  if (engine.group().rank() != 0) return;
+  std::error_code ignored;
+  std::vector<std::filesystem::path> numbered;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    if (is_numbered_weights(entry.path().filename().string())) numbered.push_back(entry.path());
+  }
+  for (const auto& path : numbered) std::filesystem::remove(path, ignored);
   remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
 }
 

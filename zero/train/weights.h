@@ -8,6 +8,7 @@
 #include "zero/engine/engine.h"
 #include "zero/models/language/language_model.h"
 #include "zero/models/lora/lora.h"
+#include "zero/train/run_folder.h"
 
 namespace zero::train {
 
@@ -28,9 +29,11 @@ void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lor
                    const std::filesystem::path& folder, const WeightsOrigin& origin);
 
 /// Writes what a run has trained: its adapter (save_adapter), or else the weights. Files of the
-/// other kind, which an earlier run has left, go. Collective. Throws as write_weights.
+/// other kind go if `earlier`, which rank 0 has, says that a run has written them. Collective.
+/// Throws as write_weights.
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const WeightsOrigin& origin);
+                   const std::filesystem::path& folder, const WeightsOrigin& origin,
+                   const RunFiles& earlier = {});
 
 /// Removes the weights and the sizes that an earlier run has left in a folder, where they are.
 /// Rank 0 does.
