@@ -76,8 +76,8 @@ void bind_group(py::module_& module) {
       "on_device",
       [](const GroupHolder& host, c10::Device device, bool through_host) {
         return released([&] {
-          return comm::on_device(
-              host, device, through_host ? comm::MakeBackend(comm::ThroughHost{}) : nullptr);
+          return comm::on_device(host, device,
+                                 through_host ? comm::MakeBackend(comm::ThroughHost{}) : nullptr);
         });
       },
       py::arg("host"), py::arg("device"), py::arg("through_host"));
