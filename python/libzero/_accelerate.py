@@ -112,7 +112,7 @@ class LibzeroAccelerator(Accelerator):
                 "each process for one alone."
             )
         self._place = _device.resolved(self.device, self.libzero_group)
-        if self._place.type == "cuda" and _device.shared(self.libzero_group, self._place) and _by_nccl():
+        if self._place.type == "cuda" and _device.shared(self.libzero_group, self._place) and _device.by_nccl():
             raise ConfigError(
                 f"Two ranks have the same GPU ('{self._place}' of this one), and torch.distributed's group is NCCL's, which "
                 "takes one rank a GPU. Start a rank for each GPU. To let them share it, slowly, choose gloo: ddp_backend="
@@ -301,10 +301,6 @@ class LibzeroAccelerator(Accelerator):
 
 def _sharded(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, (ShardedOptimizer, AcceleratedOptimizer))
-
-
-def _by_nccl() -> bool:
-    return torch.distributed.is_initialized() and "nccl" in str(torch.distributed.get_backend())
 
 
 def _shards(folder: str, index: int) -> str:

@@ -75,3 +75,9 @@ def shared(group: _C.Group, device: torch.device) -> bool:
 def _identity(device: torch.device) -> str:
     # Not the index: a launcher may show each rank one device, whose index is 0.
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def by_nccl(otherwise: str = "") -> bool:
+    """Whether torch.distributed's group is NCCL's; `otherwise`: the backend that it will get, where there is none yet."""
+    made = torch.distributed.is_initialized()
+    return "nccl" in (str(torch.distributed.get_backend()) if made else otherwise)

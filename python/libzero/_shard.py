@@ -150,7 +150,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             configuration.schedule(float(made["lr"])) for each in optimizers for made in each.param_groups
         ]
         if self._zero1 is not None:
-            configuration = _C.Configuration(_zero1.engine_config(settings), group.size, lenient, origin)
+            configuration = _C.Configuration(_zero1.engine_config(settings, self.device), group.size, lenient, origin)
         weak = self._model
 
         def again() -> list[tuple[str, torch.Tensor]] | None:
@@ -681,6 +681,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for handle in self._casts:
             handle.remove()
         self._engine.close()
+        self._carrier = self.group
 
     def __enter__(self) -> ShardedOptimizer:
         return self

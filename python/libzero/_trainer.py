@@ -182,8 +182,11 @@ class LibzeroTrainer(Trainer):
             self.lr_scheduler.load_state_dict(
                 torch.load(os.path.join(checkpoint, SCHEDULER_NAME), map_location="cpu", weights_only=True)
             )
-        else:
-            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        optimizer, scheduler = (os.path.join(checkpoint, name) for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
+        if os.path.isfile(optimizer) and os.path.isfile(scheduler):  # whole, of a torch optimizer: not onto each device
+            self.optimizer.load_state_dict(torch.load(optimizer, map_location="cpu", weights_only=True))
+            self.lr_scheduler.load_state_dict(torch.load(scheduler, map_location="cpu", weights_only=True))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if _checkpoints.is_checkpoint(os.path.join(resume_from_checkpoint, SHARDS_NAME)):

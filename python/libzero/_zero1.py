@@ -68,11 +68,12 @@ def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module, native: bool
             raise ConfigError(f"Parameter '{name}' is in no group of the optimizer. Add it to one, or freeze it.")
 
 
-def engine_config(settings: dict[str, Any]) -> str:
+def engine_config(settings: dict[str, Any], device: torch.device) -> str:
     """The configuration of the engine below: Note [Partitioned updates]."""
     changed = json.loads(json.dumps(settings))
     changed.setdefault("zero_optimization", {})["stage"] = 0
-    if changed.get("bf16", {}).get("enabled"):  # the optimizer's masters are the ones
+    # The optimizer's masters are the ones. On a device the engine has no kernels without some of its own.
+    if changed.get("bf16", {}).get("enabled") and device.type == "cpu":
         changed["bf16"]["bf16_master_weights_and_grads"] = True
     return json.dumps(changed)
 

@@ -146,7 +146,8 @@ class LibzeroStrategy(DDPStrategy):
                 "started; where Lightning is to start them, call libzero.group() after that alone."
             )
         place = _device.resolved(self.root_device, group)
-        if place.type == "cuda" and "nccl" in self._get_process_group_backend() and _device.shared(group, place):
+        nccl = _device.by_nccl(self._get_process_group_backend())
+        if place.type == "cuda" and nccl and _device.shared(group, place):
             raise ConfigError(
                 f"Two ranks have the same GPU ('{place}' of this one), and torch.distributed's group is NCCL's, which takes "
                 "one rank a GPU. Start a rank for each GPU; or, to let them share it, slowly, give LibzeroStrategy "

@@ -51,14 +51,10 @@ register()
 os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # until a test says otherwise
 
 import lightning
-import transformers
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
 
 import libzero
-import libzero.hf
 import libzero.lightning
 
 SMALL = {"stage3_max_live_parameters": 0, "unit_bytes": 1024, "reduce_bucket_size": 512}
@@ -191,8 +187,15 @@ def test_files(group: Any) -> None:
         equal(seen["simulated from disk"], seen["cpu from disk"], "from a disk")
 
 
-@ranks(1)
+@ranks(1, 2)
 def test_refused(group: Any) -> None:
+    from libzero import _device
+
+    gpu = torch.device("cuda", 0)  # what a launcher may show each rank of its own
+    for identity, shared in (("GPU-a", group.size > 1), (f"GPU-{group.rank}", False)):
+        with mock.patch.object(_device, "_identity", lambda device: identity):
+            assert _device.shared(group, gpu) == shared
+
     def shard(place: Any, **more: Any) -> None:
         model = torch.nn.Linear(4, 4).to(more.pop("lies", "cpu"))
         libzero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), device=place, **more)
@@ -232,6 +235,10 @@ def begin(kind: str) -> None:
 
 
 def gpt2() -> Any:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16, resid_pdrop=0.1, embd_pdrop=0, attn_pdrop=0,
@@ -253,6 +260,8 @@ class Tokens(torch.utils.data.Dataset):
 
 def accelerated(kind: str, folder: Path, resume: bool = False, placed: bool = False, **more: Any) -> dict[str, Any]:
     """A loop of accelerate, which saves its state in the middle, or goes on from there."""
+    import libzero.hf
+
     begin(kind)
     accelerator = libzero.hf.accelerator(stage=3, gradient_accumulation_steps=2, **more)
     place = accelerator.device
@@ -296,6 +305,8 @@ def accelerated(kind: str, folder: Path, resume: bool = False, placed: bool = Fa
 
 @ranks(1)
 def test_accelerator(group: Any) -> None:
+    import libzero.hf
+
     with alone(), shared_folder() as folder:
         for more in ({}, {"mixed_precision": "bf16", "placed": True}):
             expected = accelerated("cpu", folder / "cpu", **more)
@@ -315,6 +326,10 @@ def test_accelerator(group: Any) -> None:
 
 
 def trained(kind: str, folder: Path, resume: bool = False, bf16: bool = False, **more: Any) -> dict[str, Any]:
+    import transformers
+
+    import libzero.hf
+
     begin(kind)
     arguments = transformers.TrainingArguments(**{**dict(
         output_dir=str(folder), per_device_train_batch_size=4, max_steps=6, logging_steps=1, learning_rate=1e-3,
