@@ -337,11 +337,13 @@ def trained(kind: str, folder: Path, resume: bool = False, bf16: bool = False, *
         report_to=[], disable_tqdm=True, seed=3, log_level="error",
     ), **more})  # fmt: skip
     assert arguments.device.type == kind, arguments.device
+    arguments._n_gpu = 2  # as where this rank sees two
     model = gpt2()
     trainer = libzero.hf.LibzeroTrainer(
         model, arguments, config={"zero_optimization": {"stage": 3}, "bf16": {"enabled": bf16}},  # TrainingArguments ask CUDA
         train_dataset=Tokens(1, 40), eval_dataset=Tokens(2, 8),
     )  # fmt: skip
+    assert arguments.n_gpu == 1 and trainer.args.train_batch_size == 4
     trainer.remove_callback(transformers.PrinterCallback)
     before = [] if resume else [trainer.evaluate()["eval_loss"]]
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3") if resume else None)
