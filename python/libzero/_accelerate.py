@@ -111,7 +111,10 @@ class LibzeroAccelerator(Accelerator):
                 "on a machine without GPUs with cpu=True, or use_cpu=True in TrainingArguments, since else accelerate takes "
                 "each process for one alone."
             )
-        self._place = _device.resolved(self.device, self.libzero_group)
+        try:
+            self._place = _device.resolved(self.device, self.libzero_group)
+        except ConfigError as error:
+            raise ConfigError(f"{error} To train on the CPU: cpu=True, or use_cpu=True in TrainingArguments.") from None
         if self._place.type == "cuda" and _device.shared(self.libzero_group, self._place) and _device.by_nccl():
             raise ConfigError(
                 f"Two ranks have the same GPU ('{self._place}' of this one), and torch.distributed's group is NCCL's, which "

@@ -60,6 +60,12 @@ import libzero.lightning
 SMALL = {"stage3_max_live_parameters": 0, "unit_bytes": 1024, "reduce_bucket_size": 512}
 
 
+def ordered() -> None:
+    """No wait was missing on the device so far."""
+    reports = torch.ops.simulated.reports()
+    assert not reports, reports
+
+
 def of_rank(kind: str, group: Any) -> torch.device:
     return torch.device(kind, group.rank) if kind != "cpu" else torch.device("cpu")
 
@@ -145,6 +151,7 @@ def test_shard(group: Any) -> None:
         memory = opt.memory()["now"]["parameters"]
         assert memory >= 4 * 8 * 32 / group.size, memory
         opt.close()
+        ordered()
         equal(found, expected, str(case))
 
 
@@ -314,6 +321,7 @@ def test_accelerator(group: Any) -> None:
             equal(found, expected, str(more))
             expected = accelerated("cpu", folder / "cpu", resume=True, **more)  # a loader that begins draws a number
             equal(accelerated("simulated", folder / "there", resume=True, **more), expected, f"resumed, {more}")
+            ordered()
         begin("simulated")
         accelerator = libzero.hf.accelerator(stage=0)
         weights = accelerator.prepare(gpt2())  # without an optimizer: moved, and not sharded
@@ -372,6 +380,7 @@ def test_trainer(group: Any) -> None:
             on = trained("simulated", folder / "there", resume=True, **more)
             for key in ("weights", "after", "predicted"):
                 equal(on[key], expected[key], f"{key} of the resumed run, {more}")
+            ordered()
 
 
 # --- Lightning.
@@ -472,6 +481,7 @@ def test_lightning(group: Any) -> None:
             equal(found, expected, str(more))
             on = fitted("cpu", group, folder / "cpu", resume=True, **more)
             equal(fitted("simulated", group, folder / "there", resume=True, **more), on, f"resumed, {more}")
+            ordered()
         # On a device, where Lightning has precision="16-mixed".
         expected = fitted("cpu", group, folder / "cpu", own={"fp16": True})
         equal(fitted("simulated", group, folder / "there", precision="16-mixed"), expected, "fp16")
