@@ -93,7 +93,8 @@ class Net(torch.nn.Module):
 
 
 def plain(
-    kind: str, group: Any, stage: int, optimizer: str = "AdamW", moves: bool = False, model: Any = None, **more: Any
+    kind: str, group: Any, stage: int, optimizer: str = "AdamW", moves: bool = False, model: Any = None,
+    compiled: bool = False, **more: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """A loop with what a program may do between its steps; `moves`: the engine moves the model."""
     device = of_rank(kind, group)
@@ -101,8 +102,9 @@ def plain(
     if not moves:
         model.to(device)
     own = {} if optimizer == "AdamW" else {"foreach": False}  # torch's choice for a CPU
+    run = torch.compile(model, backend="aot_eager") if compiled else model
     opt = libzero.shard(
-        model, getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2, **own),
+        run, getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2, **own),
         {"zero_optimization": {"stage": stage, **SMALL}, "gradient_clipping": 0.5, **more.pop("config", {})},
         device=device if moves else None, cast_forward_inputs=True, **more,
     )  # fmt: skip
@@ -114,7 +116,7 @@ def plain(
     torch.manual_seed(group.rank)
     seen: dict[str, Any] = {"loss": [], "norm": []}
     for step in range(6):
-        loss = model(batch(group.rank, step).to(device)).float().pow(2).mean()
+        loss = run(batch(group.rank, step).to(device)).float().pow(2).mean()
         loss.backward()
         if step == 2:
             norm = opt.clip_grad_norm_(0.1)
@@ -135,7 +137,7 @@ def plain(
     seen["states"] = opt.state_dict()["state"]
     assert all(each.device.type == "cpu" for each in seen["weights"].values())
     seen["masters"] = {name: opt.parameter(name).cpu() for name in opt._engine.parameter_names}
-    opt.kept = model
+    opt.kept = model, run
     return opt, seen
 
 
@@ -144,6 +146,7 @@ def test_shard(group: Any) -> None:
     cases: list[dict[str, Any]] = [dict(stage=stage, config={"bf16": {"enabled": stage > 1}}) for stage in range(4)]
     cases += [dict(stage=stage, moves=stage == 3) for stage in (0, 3)]
     cases += [dict(stage=1, optimizer="NAdam", moves=True), dict(stage=1, optimizer="NAdam", bf16=True)]
+    cases += [dict(stage=3, moves=True, compiled=True)] if group.size == 1 else []  # Inductor has no kernels for the device
     for case in cases:
         opt, expected = plain("cpu", group, **case)
         opt.close()
