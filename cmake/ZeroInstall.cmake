@@ -13,7 +13,7 @@ install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION ${ZERO_CMAKE_DIR})
 # left out of it because they cost torch/torch.h, or because few programs want them.
 install(CODE "set(source \"${CMAKE_CURRENT_SOURCE_DIR}\")
 set(destination \"${CMAKE_INSTALL_INCLUDEDIR}\")
-set(headers zero/zero.h zero/base/host_allocator.h zero/data/example.h zero/data/prepare.h zero/data/token_loader.h zero/data/tokenizer.h zero/engine/plain.h
+set(headers zero/zero.h zero/base/host_allocator.h zero/comm/through_host.h zero/data/example.h zero/data/prepare.h zero/data/token_loader.h zero/data/tokenizer.h zero/engine/plain.h
     zero/engine/zero_redundancy_optimizer.h zero/models/gpt2/gpt2.h zero/optim/schedule.h zero/report/run_report.h zero/train/generate_texts.h zero/train/loaded_model.h)")
 install(SCRIPT cmake/InstallHeaders.cmake)
 

@@ -95,44 +95,28 @@ options() {
   [[ $(grep -c . "$work/options.txt") -ge ${#settings[@]} ]] && ! grep -q FAILED "$work/options.txt"
 }
 
-# A small model in Python on the device and on the CPU: losses within 1e-4.
+# Small models in Python, by each loop, on the device and on the CPU: losses within 1e-4, in bf16 within 2e-2.
 python_package() {
   if [[ ! -d $build/python/libzero || -z $(compgen -G "$build/python/libzero/_C*.so") ]]; then
     echo "the Python package is not built: make python$([[ $device == cuda ]] && echo ' CUDA=1')"
     exit 77
   fi
-  cat >"$work/on_device.py" <<'PYTHON'
-import sys
-import torch, torch.nn as nn
-import libzero
-
-def losses(device, stage):
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8)).to(device)
-    optimizer = libzero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), stage=stage)
-    found = []
-    for step in range(5):
-        x = torch.sin(torch.arange(96.0) * (step + 1 + libzero.group().rank)).view(6, 16).to(device)
-        loss = nn.functional.cross_entropy(model(x), torch.arange(6, device=device))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    optimizer.close()
-    return found
-
-rank = libzero.group().rank
-device = torch.device("cuda", rank) if sys.argv[1] == "cuda" else torch.device("cpu")
-if device.type == "cuda":
-    torch.cuda.set_device(device)
-for stage in range(4):
-    there, here = losses(device, stage), losses(torch.device("cpu"), stage)
-    worst = max(abs(a - b) / abs(b) for a, b in zip(there, here))
-    if rank == 0:
-        print(f"stage {stage}: {len(there)} losses, at most {worst:.1e} from the CPU's (relative)")
-    assert worst <= 1e-4, (there, here)
-PYTHON
-  PYTHONPATH=$build/python OMP_NUM_THREADS=1 "$build/zero" launch -n "$ranks" -- "$python_environment" "$work/on_device.py" "$device"
+  local each
+  for each in "$device" cpu; do
+    if [[ $each != cpu || ! -e $work/loops-$1-cpu.json ]]; then
+      PYTHONPATH=$build/python OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$build/zero" launch -n "$1" -- "$python_environment" \
+        scripts/gpu_loops.py "$each" "$work/loops-$1-$each.json"
+    fi
+  done
+  "$python_environment" scripts/gpu_loops.py compare "$work/loops-$1-$device.json" "$work/loops-$1-cpu.json"
+}
+python_loops() { python_package "$ranks"; }
+python_shared() {
+  if [[ $device == cpu ]]; then
+    echo "the CPU has no device to share"
+    exit 77
+  fi
+  python_package $((2 * gpus))
 }
 
 bench() { "$build/zero" bench step --device "$device" --mfu --nproc "$ranks" --dtype bf16 --seq "$length" --steps "$steps" --warmup "$warmup" "$@"; }
@@ -273,8 +257,8 @@ for name, tokens, ms, exposed, peak in rows:
 PYTHON
 }
 
-export batch length steps warmup rounds
-export -f bench not_on_cpu
+export batch length steps warmup rounds gpus
+export -f bench not_on_cpu python_package
 begin_parts
 part environment 60 environment
 part plugin 60 plugin
@@ -290,7 +274,8 @@ part bench-xl 60 bench_xl
 part offload 150 offload
 part refusals 60 refusals
 part fsdp2 90 fsdp2
-part python 60 python_package
+part python 120 python_loops
+part python-shared 90 python_shared
 part sanitizer 300 sanitizer
 time_limit=$((SECONDS + 60))
 part comparison 60 comparison

@@ -1,10 +1,12 @@
 """accelerate's Accelerator over sharded states.
 
 Note [Accelerate and libzero]
-Accelerate starts a process group of torch.distributed (gloo) from what torchrun or `zero launch` has put into the
-environment, unless the program has one. It gives each rank its batches and carries `gather`; libzero's own group
-beside it carries parameters, gradients and states. `prepare` puts what libzero.shard returns in the place of the
-optimizer, leaves the model as it is (no DistributedDataParallel, no autocast), and gives schedulers the new one."""
+Accelerate starts a process group of torch.distributed (gloo, or NCCL for GPUs) from what torchrun or `zero launch` has
+put into the environment, unless the program has one. It chooses the device, gives each rank its batches and carries
+`gather`; libzero's own group beside it carries parameters, gradients and states. `prepare` puts what libzero.shard
+returns in the place of the optimizer, leaves the model as it is (no DistributedDataParallel, no autocast), and gives
+schedulers the new one. A model on the CPU that is given with its optimizer goes to the device as it is sharded,
+parameter by parameter; any other goes there whole, as accelerate does it."""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ try:
 except ImportError as error:
     raise ImportError("libzero.hf needs accelerate: pip install accelerate") from error
 
-from . import _C, _checkpoints
+from . import _C, _checkpoints, _device
 from ._C import ConfigError
 from ._group import group as _group
 from ._loop import follow, set_all, settings_of, sharded_by, with_masters
@@ -66,6 +68,8 @@ class LibzeroAccelerator(Accelerator):
 
     _replaced: list[tuple[torch.optim.Optimizer, ShardedOptimizer]]
     _given: list[torch.nn.Module]
+    _going: set[int]  # the ids of parameters that `prepare` will shard
+    _place: torch.device
     _config: dict[str, Any]
     _saves_masters = False
     _saves_shards = False
@@ -75,7 +79,9 @@ class LibzeroAccelerator(Accelerator):
         self, *arguments: Any, config: dict[str, Any] | str | os.PathLike[str] | None = None, **keywords: Any
     ) -> None:
         ours = {key: keywords.pop(key) for key in _OURS if key in keywords}
-        keywords.setdefault("cpu", True)
+        # Accelerate takes the processes of a machine without GPUs for ranks only where it is told so.
+        wanted = os.environ.get("ACCELERATE_TORCH_DEVICE")
+        keywords.setdefault("cpu", not torch.cuda.is_available() if wanted is None else torch.device(wanted).type == "cpu")
         super().__init__(*arguments, **keywords)
         settings = settings_of(
             config,
@@ -94,19 +100,27 @@ class LibzeroAccelerator(Accelerator):
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self._config = settings
-        self._replaced, self._given = [], []
-        self.native_amp = False  # parameters are in bf16 themselves: no autocast
+        self._replaced, self._given, self._going = [], [], set()
+        self.native_amp = False  # parameters are in bf16 or fp16 themselves: no autocast,
+        self.scaler = None  # and the engine scales
         self.libzero_group = _group()
-        if self.device.type != "cpu":
-            raise ConfigError(
-                f"accelerate has chosen the device '{self.device}'; libzero trains on CPUs. Use cpu=True, or "
-                "use_cpu=True in TrainingArguments."
-            )
         if (self.num_processes, self.process_index) != (self.libzero_group.size, self.libzero_group.rank):
             raise ConfigError(
                 f"accelerate takes this process for {self.process_index} of {self.num_processes}, libzero for rank "
-                f"{self.libzero_group.rank} of {self.libzero_group.size}. Use cpu=True, or use_cpu=True in "
-                "TrainingArguments, and start the program by torchrun or `zero launch`."
+                f"{self.libzero_group.rank} of {self.libzero_group.size}. Start the program by torchrun or `zero launch`; "
+                "on a machine without GPUs with cpu=True, or use_cpu=True in TrainingArguments, since else accelerate takes "
+                "each process for one alone."
+            )
+        try:
+            self._place = _device.resolved(self.device, self.libzero_group)
+        except ConfigError as error:
+            raise ConfigError(f"{error} To train on the CPU: cpu=True, or use_cpu=True in TrainingArguments.") from None
+        if self._place.type == "cuda" and _device.shared(self.libzero_group, self._place) and _device.by_nccl():
+            raise ConfigError(
+                f"Two ranks have the same GPU ('{self._place}' of this one), and torch.distributed's group is NCCL's, which "
+                "takes one rank a GPU. Start a rank for each GPU. To let them share it, slowly, choose gloo: ddp_backend="
+                '"gloo" in TrainingArguments, kwargs_handlers=[accelerate.InitProcessGroupKwargs(backend="gloo")] of '
+                "libzero.hf.accelerator."
             )
         if self.state.dynamo_plugin.backend != DynamoBackend.NO:
             raise ConfigError(
@@ -122,15 +136,20 @@ class LibzeroAccelerator(Accelerator):
         """As Accelerator.prepare. Collective where an optimizer is among the objects: its model must be among them
         too, or have been prepared before."""
         self._given = [each for each in objects if isinstance(each, torch.nn.Module)]
+        optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer) and not _sharded(each)]
+        self._going = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
         try:
             return super().prepare(*objects, device_placement=device_placement)
         finally:
-            self._given = []
+            self._given, self._going = [], set()
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> torch.nn.Module:
-        return super().prepare_model(model, device_placement=False, evaluation_mode=True)
+        moves = self.device_placement if device_placement is None else device_placement
+        if self._place.type == "cpu" or any(id(parameter) in self._going for parameter in model.parameters()):
+            moves = False  # _shard moves it
+        return super().prepare_model(model, device_placement=moves, evaluation_mode=True)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
         if getattr(optimizer, "_is_accelerate_prepared", False):
@@ -144,13 +163,21 @@ class LibzeroAccelerator(Accelerator):
         wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for model in self._given + self._models:
             if wanted <= {id(parameter) for parameter in model.parameters()}:
-                sharded = shard(model, optimizer, self._config, group=self.libzero_group)
+                sharded = shard(model, optimizer, self._config, group=self.libzero_group, device=self._target(model))
                 self._replaced.append((optimizer, sharded))
                 return sharded
         raise ConfigError(
             "prepare() was given an optimizer without the model whose parameters it has. Give both to one call: "
             "model, optimizer = accelerator.prepare(model, optimizer)."
         )
+
+    def _target(self, model: torch.nn.Module) -> torch.device | None:
+        # Where libzero.shard is to move a model.
+        if self._place.type == "cpu" or not self.device_placement:
+            return None
+        if _device.of(model) not in (torch.device("cpu"), self._place):
+            model.to(self._place)
+        return self._place
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         for old, sharded in self._replaced:
@@ -273,6 +300,10 @@ class LibzeroAccelerator(Accelerator):
                 file = os.path.join(folder, f"pytorch_model{ending}.bin")
                 set_all(model, torch.load(file, map_location="cpu", mmap=True))
         models.clear()
+
+
+def _sharded(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, (ShardedOptimizer, AcceleratedOptimizer))
 
 
 def _shards(folder: str, index: int) -> str:

@@ -106,7 +106,8 @@ class Weights(Mapping[str, torch.Tensor]):
             for file, begin, end in self._slices[index]
             if begin < end
         ]
-        whole = torch.empty(sum(end - begin for begin, end, _ in pieces), dtype=_DTYPES[parameter["states"][state]])
+        count, dtype = sum(end - begin for begin, end, _ in pieces), _DTYPES[parameter["states"][state]]
+        whole = torch.empty(count, dtype=dtype, device="cpu")
         for begin, end, values in pieces:
             whole[begin:end] = values
         return whole.as_strided(parameter["shape"], parameter["strides"])
@@ -128,4 +129,6 @@ class Weights(Mapping[str, torch.Tensor]):
             file.seek(start + begin)
             content = bytearray(file.read(end - begin))
         dtype, shape = _DTYPES[header[key]["dtype"]], header[key]["shape"]
-        return torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype)
+        if not content:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.frombuffer(content, dtype=dtype).view(shape)

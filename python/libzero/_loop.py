@@ -89,11 +89,11 @@ def sharded_by(model: torch.nn.Module) -> ShardedOptimizer | None:
 
 
 def with_masters(owner: ShardedOptimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """`owner.full_state_dict()` with parameters in fp32. Collective."""
+    """`owner.full_state_dict()` with parameters in fp32, on the CPU. Collective."""
     state = owner.full_state_dict()
     for parameter, names in named(model.named_parameters(remove_duplicate=False)):
         value = owner.parameter(parameter)
-        state.update((name, value) for name in names if name in state)
+        state.update((name, value.cpu()) for name in names if name in state)
     return state
 
 

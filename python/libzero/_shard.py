@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _build, _C, _casts, _compile, _dropped, _options, _state, _tensor, _zero1
+from . import _build, _C, _casts, _compile, _device, _dropped, _options, _state, _tensor, _zero1
 from ._C import ConfigError, Error
 from ._config import check, origin_of, text_of
 from ._group import group as _group
@@ -31,6 +31,7 @@ def shard(
     native: bool = True,
     cast_forward_inputs: bool = False,
     weights: str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
     **keywords: Any,
 ) -> ShardedOptimizer:
     """Shards `model`'s states over the ranks, and returns the optimizer that trains it.
@@ -54,7 +55,12 @@ def shard(
 
     `weights`: a safetensors file, or a folder as save_pretrained writes it (.bin and .pt files, too), whose values the
     parameters get. Each rank reads its own part of them, in pieces of 16 MiB. A model that was built within
-    `libzero.init(values=False)` needs it. Without it all ranks get rank 0's values. The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
+    `libzero.init(values=False)` needs it. Without it all ranks get rank 0's values.
+
+    `device`: where a model on the CPU goes ("cuda": the GPU of this rank's number on its host). It moves parameter by
+    parameter, so that at stage 3 the device never holds all of it. Without it the model stays where it is.
+
+    The model keeps its parameters; their bytes come and go at stage 3. Their `.grad`
     stays None: see `gradient` and `grad_norm` of what is returned. Collective. Throws ConfigError, OutOfMemory,
     CommError; the model is then as it was. CheckpointError: the model's values are gone where it had some, and another
     call with `weights` gives it new ones."""
@@ -63,7 +69,7 @@ def shard(
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ConfigError(f"weights is a {type(weights).__name__}; it is the path of a safetensors file, or of a folder.")
     return ShardedOptimizer(
-        model, optimizers, text, group or _group(), lenient, native, origin_of(config), cast_forward_inputs, weights
+        model, optimizers, text, group or _group(), lenient, native, origin_of(config), cast_forward_inputs, weights, device
     )
 
 
@@ -94,6 +100,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         origin: str,
         cast_forward_inputs: bool = False,
         weights: str | os.PathLike[str] | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"libzero.shard was given a {type(model).__name__}; the model must be a torch.nn.Module.")
@@ -108,6 +115,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for text in configuration.warnings:
                 warnings.warn(text, stacklevel=4)
         self.group = group
+        self.device = _device_of(model, device, group)
+        moves = self.device != _device.of(model)
+        self._carrier = _device.carrier(group, self.device)  # the same ranks
         self._model = weakref.ref(model)
         files = None if weights is None else os.fspath(weights)
         absent = _build.expect_values(model, files)
@@ -125,7 +135,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     f"weights= is for optimizers that libzero has, and {type(optimizers[0]).__name__} runs as torch's own. "
                     "Load the weights before libzero.shard, or take AdamW, Adam, SGD, Adagrad, Adafactor or Muon."
                 )
-            self._zero1 = _zero1.PartitionedUpdates(optimizers[0], group, settings)
+            self._zero1 = _zero1.PartitionedUpdates(optimizers[0], self._carrier, settings)
             groups = [(list(names.values()), '{"type": "SGD", "params": {"lr": 0.0}}')]
         if not optimizers:
             if "optimizer" not in settings:
@@ -140,7 +150,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             configuration.schedule(float(made["lr"])) for each in optimizers for made in each.param_groups
         ]
         if self._zero1 is not None:
-            configuration = _C.Configuration(_zero1.engine_config(settings), group.size, lenient, origin)
+            configuration = _C.Configuration(_zero1.engine_config(settings, self.device), group.size, lenient, origin)
         weak = self._model
 
         def again() -> list[tuple[str, torch.Tensor]] | None:
@@ -149,7 +159,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         _dropped.end_gone(group)
         buffers = _compile.unwrapped(model.named_buffers(remove_duplicate=False))
-        self._engine = _C.Engine(named, buffers, again, groups or [], configuration, group, weights is not None)
+        self._engine = _C.Engine(named, buffers, again, groups or [], configuration, self._carrier, weights is not None)
         if files is not None:
             self._read(files, absent)
         _dropped.keep(self, self._engine, group)
@@ -178,6 +188,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._zero1 is not None:
             self._zero1.start()
         _tensor.own(model.parameters(), self)
+        if moves:  # what else the model has there, as modules that override `to` know
+            model.to(self.device)
         self._casts = _casts.install(model, settings, cast_forward_inputs)
         for each in optimizers:
             _tensor.guard(each, self)
@@ -320,7 +332,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "The norm of the gradients is not finite, and clip_grad_norm_ was called with error_if_nonfinite=True."
             )
         self.clip_next_step(max_norm if before is None else min(max_norm, before))
-        return torch.tensor(norm, dtype=torch.float32, device="cpu")
+        return torch.tensor(norm, dtype=torch.float32, device=self.device)
 
     def clip_next_step(self, max_norm: float) -> None:
         """As `clip_grad_norm_`, without the norm."""
@@ -430,7 +442,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def parameter(self, parameter: str | torch.Tensor) -> torch.Tensor:
         """A whole parameter in fp32 (the master weights). Collective."""
         if self._zero1 is not None:
-            master = self._zero1.parameter(self._tensor_of(parameter), self.group)
+            master = self._zero1.parameter(self._tensor_of(parameter))
             if master is not None:
                 return master
         return self._engine.parameter(self.name_of(parameter))
@@ -456,7 +468,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._states.write_back()
         if self._zero1 is not None:
             name = self.name_of(parameter)
-            return self._zero1.optimizer_state(self._tensor_of(parameter), name, state, self.group)
+            return self._zero1.optimizer_state(self._tensor_of(parameter), name, state)
         return self._engine.optimizer_state(self.name_of(parameter), state)
 
     def set_optimizer_state(self, parameter: str | torch.Tensor, state: str, value: torch.Tensor) -> None:
@@ -481,15 +493,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return Gathered(self._engine, wanted, whole, write, modifier_rank)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """What `model.state_dict()` of a model that is not sharded holds, on rank 0, in the dtype that it trains in; {}
-        on the others. Needs memory for the whole model there. Collective."""
+        """What `model.state_dict()` of a model that is not sharded holds, on rank 0, in the dtype that it trains in, on
+        the CPU; {} on the others. Needs memory for the whole model there. Collective."""
         model = self._model()
         if model is None:
             raise Error("The model is gone: its state dict cannot be made.")
         values: dict[str, torch.Tensor] = {}
 
         def keep(name: str, value: torch.Tensor) -> None:
-            values[name] = value.detach().clone()
+            values[name] = _plain(value)
 
         self._engine.visit_parameters(keep)
         if self.group.rank != 0:
@@ -507,7 +519,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """In torch's own format, which torch's optimizer of the same kind loads: whole on rank 0, without states on
-        the others. `save` writes shards, and needs no memory for the whole. Collective."""
+        the others, on the CPU. `save` writes shards, and needs no memory for the whole. Collective."""
         with self._states.packing():
             return super().state_dict()
 
@@ -624,7 +636,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def memory(self) -> dict[str, Any]:
         """Bytes of this rank: by the formula of ZeRO ("formula", and "host" for what lies in the host tier), and as
         counted ("now" and "peak" by category). "partitioned": what a torch optimizer keeps that runs as it is."""
-        counted = self.group.memory()
+        counted = self._carrier.memory()
         return {
             "formula": self._engine.memory_formula(),
             "host": self._engine.host_memory_formula(),
@@ -669,6 +681,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for handle in self._casts:
             handle.remove()
         self._engine.close()
+        self._carrier = self.group
 
     def __enter__(self) -> ShardedOptimizer:
         return self
@@ -707,6 +720,20 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer] | None) -> Non
             )
 
 
+def _device_of(model: torch.nn.Module, device: torch.device | str | None, group: _C.Group) -> torch.device:
+    """Where the model is to train."""
+    here = _device.of(model)
+    if device is None:
+        return here
+    there = _device.resolved(device, group)
+    if here.type != "cpu" and here != there:
+        raise ConfigError(
+            f"libzero.shard was given device='{there}', and the model lies on {here}. Leave `device` out, or move the model "
+            f"before: model.to('{there}')."
+        )
+    return there
+
+
 def _check_shapes(model: torch.nn.Module) -> None:
     # A lazy module's, before its first forward pass.
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -725,7 +752,7 @@ def _place(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def _list_of(parameters: torch.Tensor | Iterable[torch.Tensor] | None) -> list[torch.Tensor]:

@@ -145,7 +145,7 @@ class States(MutableMapping):  # type: ignore[type-arg]
         for parameter in self._parameters():
             states = self._owners.fetch(parameter)
             if states and self._group.rank == 0:
-                yield parameter, states
+                yield parameter, {key: each.cpu() if _is_tensor(each) else each for key, each in states.items()}
 
     # --- Copies that the program has.
 
@@ -348,7 +348,7 @@ class EngineStates:
         self, optimizer: ShardedOptimizer, name: str, key: str, value: Any, parameter: torch.Tensor
     ) -> None:
         engine = optimizer._engine
-        whole = torch.zeros_like(engine.optimizer_state(name, key))
+        whole = torch.zeros_like(engine.optimizer_state(name, key), device="cpu")
         if optimizer.group.rank == 0 and value is not None:
             if key == "sum" and not engine.parameter_steps(name):
                 value = value - self._of(parameter)[-1]

@@ -35,7 +35,8 @@ class LibzeroTrainer(Trainer):
     `whole_checkpoints`: they hold model.safetensors and whole states, through rank 0, and not each rank's slices
     (Note [Checkpoints of other loops]).
 
-    Started by torchrun or `zero launch`, with use_cpu=True. `per_device_train_batch_size` is that of a rank.
+    Started by torchrun or `zero launch`, with a rank for each GPU, or with use_cpu=True. `per_device_train_batch_size` is
+    that of a rank. The model goes to the rank's device where it is sharded, or evaluated before that.
     Checkpoints resume at any stage and number of ranks; so do those of a plain Trainer. `save_model` needs memory for
     the whole model on rank 0."""
 
@@ -71,6 +72,8 @@ class LibzeroTrainer(Trainer):
             (dtype for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if settings[name]["enabled"]),
             None,
         )
+        if arguments.n_gpu > 1:
+            arguments._n_gpu = 1  # one rank on a host of several: it takes the first, and there is no DataParallel
         super().create_accelerator_and_postprocess()
         LibzeroAccelerator.adopt(self.accelerator, settings)
 
@@ -80,6 +83,10 @@ class LibzeroTrainer(Trainer):
         return self.optimizer.optimizer if isinstance(self.optimizer, LibzeroOptimizer) else None
 
     # --- Training.
+
+    def _move_model_to_device(self, model: torch.nn.Module, device: torch.device) -> None:
+        # It moves as it is sharded, parameter by parameter; accelerate moves it for an evaluation before that.
+        return None
 
     def _prepare_input(self, data: Any) -> Any:
         data = super()._prepare_input(data)
@@ -170,13 +177,16 @@ class LibzeroTrainer(Trainer):
                 self.sharded.load(shards)
             else:
                 self.sharded.load_full(whole)
-            groups = torch.load(os.path.join(checkpoint, GROUPS_NAME), weights_only=True)
+            groups = torch.load(os.path.join(checkpoint, GROUPS_NAME), map_location="cpu", weights_only=True)
             _checkpoints.put_groups(self.sharded, groups)
             self.lr_scheduler.load_state_dict(
-                torch.load(os.path.join(checkpoint, SCHEDULER_NAME), weights_only=True)
+                torch.load(os.path.join(checkpoint, SCHEDULER_NAME), map_location="cpu", weights_only=True)
             )
-        else:
-            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        optimizer, scheduler = (os.path.join(checkpoint, name) for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
+        if os.path.isfile(optimizer) and os.path.isfile(scheduler):  # whole, of a torch optimizer: not onto each device
+            self.optimizer.load_state_dict(torch.load(optimizer, map_location="cpu", weights_only=True))
+            self.lr_scheduler.load_state_dict(torch.load(scheduler, map_location="cpu", weights_only=True))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if _checkpoints.is_checkpoint(os.path.join(resume_from_checkpoint, SHARDS_NAME)):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from . import _C, _tensor
 from ._C import ConfigError, Error
@@ -67,11 +68,12 @@ def check(optimizer: torch.optim.Optimizer, model: torch.nn.Module, native: bool
             raise ConfigError(f"Parameter '{name}' is in no group of the optimizer. Add it to one, or freeze it.")
 
 
-def engine_config(settings: dict[str, Any]) -> str:
+def engine_config(settings: dict[str, Any], device: torch.device) -> str:
     """The configuration of the engine below: Note [Partitioned updates]."""
     changed = json.loads(json.dumps(settings))
     changed.setdefault("zero_optimization", {})["stage"] = 0
-    if changed.get("bf16", {}).get("enabled"):  # the optimizer's masters are the ones
+    # The optimizer's masters are the ones. On a device the engine has no kernels without some of its own.
+    if changed.get("bf16", {}).get("enabled") and device.type == "cpu":
         changed["bf16"]["bf16_master_weights_and_grads"] = True
     return json.dumps(changed)
 
@@ -89,6 +91,7 @@ class _Item:
 class PartitionedUpdates:
     """Each rank updates the parameters that it owns, with the mean gradients, and sends them to all."""
 
+    # `group`: that of the model's device.
     def __init__(self, optimizer: torch.optim.Optimizer, group: _C.Group, settings: dict[str, Any]) -> None:
         self.running = False
         self._optimizer = optimizer
@@ -102,14 +105,14 @@ class PartitionedUpdates:
         owners = _deal(parameters, group.size) if self._stage else [group.rank] * len(parameters)
         self._items = [_Item(*pair) for pair in zip(parameters, owners)]
         if settings["bf16"]["enabled"]:
-            self._keep_originals(group)
+            self._keep_originals()
 
-    def _keep_originals(self, group: _C.Group) -> None:
+    def _keep_originals(self) -> None:
         for item in self._items:
             if item.parameter.dtype != torch.float32:
                 continue
-            value = item.parameter.detach().clone(memory_format=torch.contiguous_format)
-            group.broadcast(value.view(-1), 0, "masters of the optimizer")
+            value = item.parameter.detach().to(self._group.device, copy=True).contiguous()
+            self._group.broadcast(value.view(-1), 0, "masters of the optimizer")
             if item.owner == self._rank:
                 item.original = value
 
@@ -147,7 +150,10 @@ class PartitionedUpdates:
 
     def _compare_groups(self) -> None:
         # Hyper-parameters must be the same on all ranks, as the engine's are.
-        mine = [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups]
+        mine = [
+            {key: _number(value) for key, value in group.items() if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
         told = torch.tensor([zlib.crc32(repr([mine, self._clipping]).encode())], dtype=torch.int64, device="cpu")
         everywhere = self._group.all_gather_control(told, "hyper-parameters").tolist()
         for rank, each in enumerate(everywhere):
@@ -205,7 +211,7 @@ class PartitionedUpdates:
                 if item.updated is not item.parameter:
                     item.parameter.copy_(item.updated)
             if self._stage:
-                self._send(sharded.group)
+                self._send()
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[None]:
@@ -232,7 +238,8 @@ class PartitionedUpdates:
                 if not torch.equal(rounded, item.parameter.detach()):
                     item.updated.data.copy_(item.parameter)
 
-    def _send(self, group: _C.Group) -> None:
+    def _send(self) -> None:
+        group = self._group
         for owner in range(group.size):
             for bucket in _buckets([item.parameter for item in self._items if item.owner == owner]):
                 values = [parameter.detach() for parameter in bucket]
@@ -258,7 +265,7 @@ class PartitionedUpdates:
         mine = [item.parameter for item in self._items if item.owner == self._rank]
         return sum(each.numel() * each.element_size() for each in mine) if self._stage else 0
 
-    def parameter(self, parameter: torch.Tensor, group: _C.Group) -> torch.Tensor | None:
+    def parameter(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """Its fp32 master, where it has one. Collective."""
         item = self._item(parameter)
         if parameter.dtype == torch.float32:
@@ -266,12 +273,12 @@ class PartitionedUpdates:
         mine = item.owner == self._rank
         value = item.updated.detach().clone() if mine else parameter.new_empty(parameter.shape, dtype=torch.float32)
         if self._stage:
-            group.broadcast(value.view(-1), item.owner, "parameter")
+            self._group.broadcast(value.view(-1), item.owner, "parameter")
         return value
 
-    def optimizer_state(self, parameter: torch.Tensor, name: str, state: str, group: _C.Group) -> torch.Tensor:
+    def optimizer_state(self, parameter: torch.Tensor, name: str, state: str) -> torch.Tensor:
         """Collective."""
-        states = self._state_of(self._item(parameter), group)
+        states = self._state_of(self._item(parameter))
         if not isinstance(states.get(state), torch.Tensor):
             known = ", ".join(key for key, value in states.items() if isinstance(value, torch.Tensor)) or "none"
             raise ConfigError(f"Parameter '{name}' has no optimizer state '{state}'; it has {known}.")
@@ -283,14 +290,14 @@ class PartitionedUpdates:
                 return item
         raise ConfigError("The parameter is in no group of the optimizer.")
 
-    def _state_of(self, item: _Item, group: _C.Group) -> dict[str, Any]:
+    def _state_of(self, item: _Item) -> dict[str, Any]:
         mine = dict(self._optimizer.state.get(item.updated, {})) if item.owner == self._rank else {}
-        return send_object(mine, item.owner, group) if self._stage else copy.deepcopy(mine)
+        return send_object(mine, item.owner, self._group) if self._stage else copy.deepcopy(mine)
 
     # As _state.Owners.
 
     def fetch(self, parameter: torch.Tensor) -> dict[str, Any]:
-        return self._state_of(self._item(parameter), self._group)
+        return self._state_of(self._item(parameter))
 
     def problem(self, parameter: torch.Tensor, states: Mapping[str, Any]) -> str:
         return ""  # torch's own optimizer says
@@ -300,12 +307,12 @@ class PartitionedUpdates:
         if item.owner == self._rank:
             self._optimizer.state.pop(item.updated, None)
             if values:
-                self._optimizer.state[item.updated] = values
+                self._optimizer.state[item.updated] = {key: _beside(item.updated, key, each) for key, each in values.items()}
 
     def store_one(self, parameter: torch.Tensor, key: str, value: Any) -> None:
         item, sent = self._item(parameter), send_object(value, 0, self._group)
         if item.owner == self._rank:
-            self._optimizer.state[item.updated][key] = sent
+            self._optimizer.state[item.updated][key] = _beside(item.updated, key, sent)
 
     def load_state_dict(self, sharded: ShardedOptimizer, state_dict: dict[str, Any]) -> None:
         """Rank 0's counts; each owner keeps the states of its parameters. Collective."""
@@ -381,20 +388,50 @@ def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def send_object(value: Any, root: int, group: _C.Group) -> Any:
-    """`root`'s value, on every rank. Collective."""
+    """`root`'s value, on every rank. Tensors that are not on the CPU are on the group's device. Collective."""
     content = torch.empty(0, dtype=torch.uint8, device="cpu")
     if group.rank == root:
         file = io.BytesIO()
         torch.save(value, file)
         content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    if group.size == 1:
-        return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)
-    size = torch.tensor([content.numel()], dtype=torch.int64, device="cpu")
-    group.broadcast(size, root, "size of states")
-    if group.rank != root:
-        content = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
-    group.broadcast(content, root, "states")
-    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)
+    if group.size > 1:
+        size = torch.tensor([content.numel()], dtype=torch.int64, device="cpu")
+        _send_text(size, root, group, "size of states")
+        if group.rank != root:
+            content = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
+        _send_text(content, root, group, "states")
+    elsewhere = set()
+
+    def onto_cpu(storage: Any, location: str) -> Any:
+        if location != "cpu":
+            elsewhere.add(storage._cdata)
+        return storage
+
+    def placed(each: Any) -> Any:
+        moves = isinstance(each, torch.Tensor) and each.untyped_storage()._cdata in elsewhere
+        return each.to(group.device) if moves else each
+
+    return tree_map(placed, torch.load(io.BytesIO(content.numpy().tobytes()), onto_cpu, weights_only=False))
+
+
+def _send_text(content: torch.Tensor, root: int, group: _C.Group, label: str) -> None:
+    # A text of the host, by what carries the device's tensors.
+    if group.device.type == "cpu":
+        group.broadcast(content, root, label)
+    else:
+        there = content.to(group.device)
+        group.broadcast(there, root, label)
+        content.copy_(there)
+
+
+def _beside(parameter: torch.Tensor, key: str, value: Any) -> Any:
+    # A state is where its parameter is; torch's optimizers keep the count of steps where they like.
+    return value.to(parameter.device) if isinstance(value, torch.Tensor) and key != "step" else value
+
+
+def _number(value: Any) -> Any:
+    # Without the device on which it is, which differs from rank to rank.
+    return tree_map(lambda each: each.tolist() if isinstance(each, torch.Tensor) else each, value)
 
 
 def saved_groups(

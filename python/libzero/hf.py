@@ -27,7 +27,7 @@ def accelerator(config: dict[str, Any] | str | os.PathLike[str] | None = None, *
     """An accelerate.Accelerator whose `prepare` shards a model's states over the ranks.
 
     `config` and the keywords `stage`, `bf16`, `fp16` and `zero_optimization`: as for libzero.shard; all other keywords
-    are Accelerator's. Collective."""
+    are Accelerator's. A rank takes its GPU where there is one, and else the CPU; cpu=True asks for that. Collective."""
     return LibzeroAccelerator(config=config, **keywords)
 
 

@@ -5,9 +5,10 @@
 `import libzero` does not import this file.
 
 Note [Lightning and libzero]
-The strategy is Lightning's for DistributedDataParallel without that wrapper: it starts the ranks, and a gloo group of
-torch.distributed beside libzero's own, which carries batches' metrics and objects. In `fit` it puts what libzero.shard
-returns in the place of the optimizer from configure_optimizers, and leaves the module as it is. A checkpoint is a folder
+The strategy is Lightning's for DistributedDataParallel without that wrapper: it starts the ranks, and a group of
+torch.distributed (gloo, or NCCL for GPUs) beside libzero's own, which carries batches' metrics and objects. In `fit` it
+puts what libzero.shard returns in the place of the optimizer from configure_optimizers, and leaves the module as it is.
+The module goes to the rank's device as it is sharded, parameter by parameter, and stays there. A checkpoint is a folder
 with each rank's slices (Note [Checkpoints of other loops] in _checkpoints.py), in whose manifest rank 0 keeps what
 Lightning has beside them: loops, callbacks, schedulers. Weights and states are loaded once the model is sharded. A
 checkpoint in a file is Lightning's own, made whole on rank 0: weights in fp32, states in torch's format. Its weights are
@@ -26,6 +27,7 @@ import torch
 
 try:
     import lightning.pytorch as pl
+    from lightning.pytorch.overrides.distributed import _sync_module_states
     from lightning.pytorch.plugins.io import TorchCheckpointIO
     from lightning.pytorch.plugins.precision import MixedPrecision, Precision
     from lightning.pytorch.strategies import DDPStrategy
@@ -34,7 +36,7 @@ try:
 except ImportError as error:
     raise ImportError("libzero.lightning needs lightning: pip install lightning") from error
 
-from . import _checkpoints
+from . import _checkpoints, _device
 from ._build import init
 from ._C import ConfigError
 from ._group import group as _group
@@ -75,15 +77,27 @@ def _end_torchs_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+def _carried(device: torch.device) -> bool:
+    """Whether torch.distributed's group has a backend for tensors of the device."""
+    if device.type == "cpu" or not torch.distributed.is_initialized():
+        return True
+    try:
+        torch.distributed.group.WORLD._get_backend(device)  # type: ignore[union-attr]
+    except RuntimeError:
+        return False
+    return True
+
+
 class LibzeroStrategy(DDPStrategy):
     """A strategy for lightning.Trainer that shards a module's states over the ranks in `fit`:
 
         trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=LibzeroStrategy(stage=3))
 
-    `config` and `keywords`: as for libzero.shard. Accumulation, clipping and the precision ("32-true", "bf16-mixed")
-    are the Trainer's, the optimizer and the scheduler configure_optimizers'. Started by torchrun, by `zero launch`, or
+    `config` and `keywords`: as for libzero.shard. Accumulation, clipping and the precision ("32-true", "bf16-mixed", and
+    on a GPU "16-mixed") are the Trainer's, the optimizer and the scheduler configure_optimizers'. Started by torchrun, by `zero launch`, or
     by Lightning itself. A module is sharded by one `fit`, and stays so. `whole_checkpoints`: a checkpoint is one file,
-    through rank 0, and not each rank's slices."""
+    through rank 0, and not each rank's slices. `process_group_backend`: torch.distributed's; Lightning's choice for the
+    device without it."""
 
     strategy_name = "libzero"
 
@@ -91,9 +105,10 @@ class LibzeroStrategy(DDPStrategy):
         self,
         config: dict[str, Any] | str | os.PathLike[str] | None = None,
         whole_checkpoints: bool = False,
+        process_group_backend: str | None = None,
         **keywords: Any,
     ) -> None:
-        super().__init__(process_group_backend="gloo")
+        super().__init__(process_group_backend=process_group_backend)
         self._config, self._keywords, self._whole_checkpoints = config, keywords, whole_checkpoints
         self._shards: str | None = None  # the folder of the checkpoint that was opened last, if it has shards
 
@@ -110,8 +125,8 @@ class LibzeroStrategy(DDPStrategy):
     def precision_plugin(self, plugin: Precision | None) -> None:
         if plugin is not None and type(plugin) not in (Precision, MixedPrecision, _Precision):
             raise ConfigError(
-                f"The Trainer has precision '{plugin.precision}'; a LibzeroStrategy takes '32-true' and 'bf16-mixed', "
-                "which trains parameters in bf16 with fp32 master weights."
+                f"The Trainer has precision '{plugin.precision}'; a LibzeroStrategy takes '32-true', and 'bf16-mixed' or on "
+                "a GPU '16-mixed', which train parameters in bf16 or fp16 with fp32 master weights."
             )
         self._precision_plugin = None if plugin is None else _Precision(plugin.precision)
 
@@ -130,9 +145,13 @@ class LibzeroStrategy(DDPStrategy):
                 f"{group.rank} of {group.size}. Give the Trainer as many devices (and num_nodes) as ranks were "
                 "started; where Lightning is to start them, call libzero.group() after that alone."
             )
-        if self.root_device.type != "cpu":
+        place = _device.resolved(self.root_device, group)
+        nccl = _device.by_nccl(self._get_process_group_backend())
+        if place.type == "cuda" and nccl and _device.shared(group, place):
             raise ConfigError(
-                f"The Trainer has the device '{self.root_device}'; libzero trains on CPUs. Use accelerator='cpu'."
+                f"Two ranks have the same GPU ('{place}' of this one), and torch.distributed's group is NCCL's, which takes "
+                "one rank a GPU. Start a rank for each GPU; or, to let them share it, slowly, give LibzeroStrategy "
+                'process_group_backend="gloo".'
             )
         super().setup_environment()
         atexit.register(_end_torchs_group)
@@ -140,7 +159,7 @@ class LibzeroStrategy(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         self.precision_plugin.dtype = torch.float32  # of a module that is not sharded
         if trainer.state.fn != TrainerFn.FITTING and self.sharded is None:
-            super().setup(trainer)  # every rank has the whole model
+            self._setup_whole(trainer)
             return
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
@@ -152,6 +171,18 @@ class LibzeroStrategy(DDPStrategy):
         for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if settings[name]["enabled"]:
                 self._precision_plugin.dtype = dtype
+        self.setup_precision_plugin()
+
+    def _setup_whole(self, trainer: pl.Trainer) -> None:
+        # Every rank has the whole model.
+        assert self.accelerator is not None and self.model is not None
+        if _carried(self.root_device):
+            super().setup(trainer)
+            return
+        self.accelerator.setup(trainer)
+        self.precision_plugin.convert_module(self.model)
+        _sync_module_states(self.model)  # on the CPU
+        self.model_to_device()
         self.setup_precision_plugin()
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
@@ -171,17 +202,20 @@ class LibzeroStrategy(DDPStrategy):
                 "that is trained. Make parameters with rates of their own groups of it; for a GAN write the loop "
                 "yourself, with libzero.shard for each network."
             )
-        sharded = shard(module, given[0], settings)
+        here = _device.of(module)
+        if here not in (torch.device("cpu"), self.root_device):
+            module.to(self.root_device)
+        sharded = shard(module, given[0], settings, device=self.root_device)
         for config in self.lr_scheduler_configs:
             follow(config.scheduler, sharded)
         self.optimizers = [sharded]
 
     def _settings(self, trainer: pl.Trainer) -> dict[str, Any]:
         if self._layer_sync is not None:
-            raise ConfigError("The Trainer has sync_batchnorm=True, which torch has for GPUs alone. Leave it out.")
+            raise ConfigError("The Trainer has sync_batchnorm=True, which a LibzeroStrategy does not have. Leave it out.")
         if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
             raise ConfigError(_BY_VALUE)
-        precision = "bf16" if self.precision_plugin.precision == "bf16-mixed" else "no"
+        precision = {"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(str(self.precision_plugin.precision), "no")
         settings = settings_of(
             self._config,
             self._keywords,
@@ -216,8 +250,25 @@ class LibzeroStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         optimizers, self.optimizers = self.optimizers, []  # whose states need not move to another device
-        super().teardown()
-        self.optimizers = optimizers
+        module = self._lightning_module
+        if self.sharded is not None:
+            self._lightning_module = None  # which stays on its device
+        try:
+            super().teardown()
+        finally:
+            self.optimizers, self._lightning_module = optimizers, module
+
+    # torch.distributed's group carries no tensors of some devices: then it carries copies on the CPU.
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        if not isinstance(tensor, torch.Tensor) or _carried(tensor.device):
+            return super().reduce(tensor, group, reduce_op)
+        return tensor.copy_(super().reduce(tensor.cpu(), group, reduce_op))
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        if _carried(tensor.device):
+            return super().all_gather(tensor, group, sync_grads)
+        return super().all_gather(tensor.cpu(), group, sync_grads).to(tensor.device)
 
     def on_exception(self, exception: BaseException) -> None:
         # At stage 3 this rank's end meets the others', which may be waiting for it in torch's group: that ends first.

@@ -53,16 +53,6 @@ struct PyConfiguration {
   std::vector<std::string> warnings;
 };
 
-/// `group`, or, where the model's parameters are on a device and several ranks meet, the same ranks
-/// with the backend of libzero's plugin, which carries the tensors of that device.
-std::shared_ptr<comm::Group> carrying(const std::shared_ptr<comm::Group>& group,
-                                      const NamedTensors& tensors) {
-  if (tensors.parameters.empty() || group->size() == 1) return group;
-  const auto device = tensors.parameters.front().second.device();
-  if (device == group->device() || device.is_meta()) return group;
-  return comm::on_device(group, device);
-}
-
 class PyEngine {
  public:
   PyEngine(Named parameters, Named buffers, const py::function& again, const Groups& groups,
@@ -77,8 +67,7 @@ class PyEngine {
         made.push_back({.names = names, .optimizer = optimizer_of(section)});
       if (made.empty()) made.push_back({.optimizer = settings.optimizer.value(), .rest = true});
       try {
-        engine_ =
-            std::make_unique<Engine>(tensors, std::move(made), settings, carrying(group, tensors));
+        engine_ = std::make_unique<Engine>(tensors, std::move(made), settings, group);
       } catch (...) {
         tell_in_python(tensors);
         throw;

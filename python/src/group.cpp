@@ -12,6 +12,7 @@
 #include "binding.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/comm/through_host.h"
 #include "zero/comm/traffic.h"
 #include "zero/device/memory.h"
 
@@ -71,11 +72,21 @@ void bind_group(py::module_& module) {
         return released([&] { return zero::init(options); });
       },
       py::arg("timeout"));
+  module.def(
+      "on_device",
+      [](const GroupHolder& host, c10::Device device, bool through_host) {
+        return released([&] {
+          return comm::on_device(host, device,
+                                 through_host ? comm::MakeBackend(comm::ThroughHost{}) : nullptr);
+        });
+      },
+      py::arg("host"), py::arg("device"), py::arg("through_host"));
   py::class_<comm::Group, GroupHolder>(module, "Group")
       .def_property_readonly("rank", &comm::Group::rank)
       .def_property_readonly("size", &comm::Group::size)
       .def_property_readonly("local_rank", &comm::Group::local_rank)
       .def_property_readonly("local_size", &comm::Group::local_size)
+      .def_property_readonly("device", &comm::Group::device)
       .def_property_readonly("hosts", [](comm::Group& group) { return group.topology().hosts; })
       .def(
           "barrier",

@@ -1,5 +1,6 @@
 // The extension module libzero._C: a thin layer, without policies; those are in python/libzero.
 #include <c10/core/Device.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <string>
 
@@ -28,5 +29,10 @@ PYBIND11_MODULE(_C, module) {
   });
   module.def("load_device_plugin", [](const std::string& type) {
     zero::python::released([&] { zero::load_device_plugin(c10::Device(type).type()); });
+  });
+  module.def("device_count", [](c10::Device device) -> int {
+    const auto* guard =
+        c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
+    return guard == nullptr ? 0 : guard->deviceCount();
   });
 }

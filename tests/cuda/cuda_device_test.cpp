@@ -9,8 +9,8 @@
 //
 // Note [Ranks on one device]
 // NCCL takes one rank a device. Several ranks that are threads may share one all the same where the
-// host carries what they exchange (HostCarried): it adds in rank order, so that the stages give
-// the same bits, as on the CPU.
+// host carries what they exchange (comm::ThroughHost): it adds in rank order, so that the stages
+// give the same bits, as on the CPU.
 #include <ATen/Context.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -19,11 +19,9 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +40,7 @@
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/comm/through_host.h"
 #include "zero/device/memory.h"
 #include "zero/device/plugin.h"
 #include "zero/device/stream.h"
@@ -616,72 +615,9 @@ Outcome train(const Setting& s, const std::shared_ptr<comm::Group>& group,
 
 // --- Ranks: see Note [Ranks on one device].
 
-class DoneWork final : public c10d::Work {
- public:
-  bool isCompleted() override { return true; }
-  bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
-};
-
-class HostCarried final : public c10d::Backend {
- public:
-  struct Meeting {
-    std::vector<Tensor> given;
-  };
-  HostCarried(std::shared_ptr<Meeting> meeting, std::shared_ptr<comm::Group> host)
-      : c10d::Backend(host->rank(), host->size()),
-        meeting_(std::move(meeting)),
-        host_(std::move(host)) {}
-  const std::string getBackendName() const override { return "host"; }
-
-  c10::intrusive_ptr<c10d::Work> _allgather_base(
-      Tensor& output, Tensor& input, const c10d::AllgatherOptions& /*options*/) override {
-    return exchange(input, output, [](const std::vector<Tensor>& all) { return at::cat(all); });
-  }
-  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
-      Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& /*options*/) override {
-    return exchange(input, output, [&](const std::vector<Tensor>& all) {
-      return sum(all).narrow(0, getRank() * output.numel(), output.numel());
-    });
-  }
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<Tensor>& tensors,
-                                           const c10d::AllreduceOptions& /*options*/) override {
-    return exchange(tensors[0], tensors[0], &sum);
-  }
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override {
-    const auto root = static_cast<size_t>(options.rootRank);
-    return exchange(tensors[0], tensors[0],
-                    [root](const std::vector<Tensor>& all) { return all[root]; });
-  }
-
- private:
-  // Adds in rank order, in fp32, and rounds once.
-  static Tensor sum(const std::vector<Tensor>& all) {
-    auto total = all[0].to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-    for (size_t i = 1; i < all.size(); ++i) total.add_(all[i].to(at::kFloat));
-    return total;
-  }
-  c10::intrusive_ptr<c10d::Work> exchange(
-      const Tensor& input, const Tensor& output,
-      const std::function<Tensor(const std::vector<Tensor>&)>& result) {
-    meeting_->given[static_cast<size_t>(getRank())] = input.detach().flatten().cpu();
-    host_->barrier("an exchange through the host");
-    const auto whole = result(meeting_->given).to(output.scalar_type()).view(output.sizes());
-    host_->barrier("the end of an exchange through the host");
-    const torch::NoGradGuard no_grad;
-    output.copy_(whole);
-    return c10::make_intrusive<DoneWork>();
-  }
-  std::shared_ptr<Meeting> meeting_;
-  std::shared_ptr<comm::Group> host_;
-};
-
 // The outcome of rank 0.
 Outcome on_devices(const Setting& s, const Between& between = {}) {
   Outcome outcome;
-  const auto meeting = std::make_shared<HostCarried::Meeting>();
-  meeting->given.resize(static_cast<size_t>(s.ranks));
   comm::run_as_threads(s.ranks, [&](std::shared_ptr<comm::Group> host) {
     auto group = host;
     const auto own = device(host->rank());
@@ -691,12 +627,7 @@ Outcome on_devices(const Setting& s, const Between& between = {}) {
       if (s.ranks > checked().count)
         c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
       comm::MakeBackend carrier;
-      if (s.host_carried) {
-        carrier = [&](comm::Group& of) {
-          EXPECT_EQ(of.size(), host->size());
-          return c10::make_intrusive<HostCarried>(meeting, host);
-        };
-      }
+      if (s.host_carried) carrier = comm::ThroughHost{};
       group = comm::on_device(host, own, carrier);
     }
     auto mine = train(s, group, between);
@@ -991,7 +922,7 @@ TEST(Device, IsWaitedForAndItsAllocatorTellsThePeak) {
 std::optional<int> choose_device() {
 #ifdef ZERO_CHECK_SIMULATED
   checked() = {c10::kPrivateUse1, simulated::kDevices};
-  // Its detector does not see the host's part of HostCarried. What is read too early is wrong all
+  // Its detector does not see the host's part of ThroughHost. What is read too early is wrong all
   // the same, and tests/device has the engine under the detector.
   simulated::configure({.check = false});
   return std::nullopt;

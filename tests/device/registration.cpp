@@ -15,6 +15,7 @@
 
 #include "tests/device/allocators.h"
 #include "tests/device/copies.h"
+#include "tests/device/device.h"
 #include "tests/device/operators.h"
 
 namespace zero::simulated {
@@ -115,7 +116,11 @@ struct Registration {
     register_kernels(aten);
     register_hidden(aten);
     all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
+    own.def("reports", [] { return take_reports(); });
   }
+  // For Python: torch.ops.simulated.reports().
+  torch::Library own =
+      torch::Library(torch::Library::DEF, "simulated", std::nullopt, __FILE__, __LINE__);
   torch::Library aten = torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1,
                                        __FILE__, __LINE__);
   torch::Library all =

@@ -242,7 +242,7 @@ def test_accelerate_and_the_trainer(group: Any) -> None:
     made = accelerator.prepare(model, theirs, torch.optim.lr_scheduler.StepLR(theirs, 1))
     model, optimizer, scheduler = made
     of = lambda name, says, call, error="": row(f"accelerator.{name}", says, call, error)
-    of("prepare(...)", "shards the model of an optimizer; `device_placement` changes nothing", lambda: accelerator.sharded(model))
+    of("prepare(...)", "shards the model of an optimizer, which goes to the device; with `device_placement=False` of the accelerator a model stays where it is", lambda: accelerator.sharded(model))
     of("backward(loss, **k)", "of the scaled loss; `retain_graph` and others are torch's", lambda: accelerator.backward(model(batch(0, 0)).sum(), retain_graph=True))
     of("clip_grad_norm_(p, x)", "clips the next step alone", lambda: accelerator.clip_grad_norm_(model.parameters(), 1.0) > 0)
     of("clip_grad_norm_(part, x)", "of a part of the parameters", lambda: accelerator.clip_grad_norm_(model[0].parameters(), 1.0), "model.parameters()")
@@ -296,6 +296,8 @@ def test_lightning(group: Any) -> None:
     of = lambda name, says, call, error="": row(f"lightning.Trainer({name})", says, call, error)
     trainer, net = fit()
     of("gradient_clip_val", "clips each step in the engine", lambda: trainer.strategy.sharded._clipping == 0)
+    exchange = lambda: trainer.strategy.all_gather(trainer.strategy.reduce(torch.ones(1))).sum() == 2
+    row("trainer.strategy.all_gather(x)", "and `reduce`, by torch.distributed's group; as copies on the CPU where it has no backend for the device", exchange)
     with shared_folder() as folder:
         file = os.path.join(folder, "last.ckpt")
         trainer.save_checkpoint(file)
@@ -316,8 +318,8 @@ def test_lightning(group: Any) -> None:
         row("trainer.save_checkpoint(file)", "a folder of slices; with `whole_checkpoints` Lightning's own format", resumes)
         group.barrier()
     of('gradient_clip_algorithm="value"', "", lambda: fit(gradient_clip_algorithm="value"), "by value")
-    of("sync_batchnorm=True", "of GPUs alone", lambda: fit(sync_batchnorm=True), "sync_batchnorm")
-    of('precision="64-true"', "other than 32-true and bf16-mixed", lambda: fit(precision="64-true"), "bf16-mixed")
+    of("sync_batchnorm=True", "", lambda: fit(sync_batchnorm=True), "sync_batchnorm")
+    of('precision="64-true"', "other than 32-true, bf16-mixed, and 16-mixed on a GPU", lambda: fit(precision="64-true"), "bf16-mixed")
     assert calls.names <= calls.made | {"on_exception", "load_model_state_dict"}, calls.names - calls.made
 
 

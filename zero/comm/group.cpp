@@ -25,6 +25,7 @@
 #include "zero/comm/process.h"
 #include "zero/comm/reduce_kernels.h"
 #include "zero/comm/shm_window.h"
+#include "zero/comm/through_host.h"
 #include "zero/comm/wait_clock.h"
 #include "zero/device/memory.h"
 
@@ -525,7 +526,9 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
                       .number = of_host.number};
   std::unique_ptr<DeviceBackendEnd> end;
   if (host->size() > 1) {
-    if (make) {
+    if (make.target<ThroughHost>() != nullptr) {
+      transport.data = through_host(of_host.data);
+    } else if (make) {
       transport.data = make(*host);
     } else {
       transport.data = backend_of_plugin(device.type(), host->impl_->options.timeout)(*host);
