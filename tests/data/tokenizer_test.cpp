@@ -115,6 +115,18 @@ TEST(TokenizerJson, IsFoundInAFolderAndKnowsItsTokens) {
   EXPECT_THROW(tokenizer.decode(std::vector<int64_t>{100000}), DataError);
 }
 
+// Files of tokenizers before 0.9 do not name the type of their model.
+TEST(TokenizerJson, IsReadWithoutTheTypeOfItsModel) {
+  const TemporaryFolder folder;
+  for (const auto* name : {"bert", "gpt2"}) {
+    auto file = fixture(std::string(name) + ".json");
+    ASSERT_EQ(file["model"].erase("type"), 1U);
+    const auto path = folder.write("old.json", file.dump());
+    EXPECT_EQ(Tokenizer::load(path).encode("Unaffable, 3 words"),
+              Tokenizer::load(kFixtures + "/" + name + ".json").encode("Unaffable, 3 words"));
+  }
+}
+
 TEST(TokenizerJson, BadFilesAreNamed) {
   const TemporaryFolder folder;
   const auto good = fixture("llama3.json");

@@ -1,5 +1,6 @@
 #include "zero/models/language/language_model.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -36,6 +37,30 @@ TEST(LanguageModels, AreFoundByNameAndByModelType) {
   EXPECT_EQ(language_model_config("gpt2")->parameter_count(), 124439808);
   EXPECT_FALSE(language_model_config("gpt2")->takes_vocabulary_of_data());
   EXPECT_TRUE(language_model_config("gpt2-nano")->takes_vocabulary_of_data());
+}
+
+// Published files have keys of other programs, and old ones no type.
+TEST(LanguageModels, AreReadWithIdleKeysAndByTheirClass) {
+  const auto sizes = [](std::string_view begin, std::string_view end) {
+    return fmt::format(
+        R"({{{}"vocab_size": 40, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "max_position_embeddings": 16{}}})",
+        begin, end);
+  };
+  const auto read = [](const std::string& json) {
+    return language_model_config_from_json(json, "this.json")->to_json();
+  };
+  const auto llama = read(sizes(R"("model_type": "llama", )", ""));
+  EXPECT_EQ(read(sizes(R"("architectures": ["LlamaForCausalLM"], )",
+                       R"(, "is_llama_config": true, "unsloth_version": "2025.1",
+                          "transformers.js_config": {"kv_cache_dtype": 1}, "pruned_heads": {})")),
+            llama);
+  EXPECT_EQ(read(sizes("", R"(, "type_vocab_size": 2, "output_past": true)")),
+            read(sizes(R"("model_type": "bert", )", R"(, "type_vocab_size": 2)")));
+  EXPECT_THAT([&] { read(sizes("", R"(, "rms_norm_eps": 1e-5)")); },
+              ThrowsMessage<ConfigError>(HasSubstr("this.json has no 'model_type'")));
+  EXPECT_THAT([&] { read(sizes(R"("model_type": "llama", )", R"(, "rope_interleaved": true)")); },
+              ThrowsMessage<ConfigError>(HasSubstr("'rope_interleaved' is true")));
 }
 
 TEST(LanguageModels, AreReadFromAFile) {

@@ -164,6 +164,8 @@ TEST(AddLora, RefusesWhatItCannotAdapt) {
               AllOf(HasSubstr("'fc'"), HasSubstr("zero::Projection")));
   EXPECT_THAT(message({.targets = {.names = {"norm"}}}), HasSubstr("'norm' is no linear layer"));
   EXPECT_THAT(message({.targets = {.names = {"oure"}}}), HasSubstr("'ours'"));
+  EXPECT_THAT(message({.targets = {.names = {"none"}}, .names_may_miss = true}),
+              HasSubstr("'none' fits no module"));
   EXPECT_THAT(message({.targets = {.expression = "h\\..*"}}),
               HasSubstr("regular expression 'h\\..*', which fits no module's whole path ('fc')"));
   EXPECT_THAT(message({.targets = {.names = {"ours"}}}), HasSubstr("shares its weight"));
@@ -400,7 +402,10 @@ TEST(AdapterFiles, KeepModulesThatAreTrainedWhole) {
   const auto base = fixtures::folder("llama").string();
   const auto data = fixtures::variants("llama").front();
   auto settings = kSettings;
-  settings.modules_to_save = {"lm_head", "norm", "layers.1.post_attention_layernorm"};
+  // An adapter's file may name modules that other models have.
+  settings.modules_to_save = {"lm_head", "norm", "layers.1.post_attention_layernorm", "score"};
+  settings.targets.names.emplace_back("query");
+  settings.names_may_miss = true;
   const TemporaryFolder files;
   run_as_threads(2, [&](std::shared_ptr<comm::Group> group) {
     Tuned tuned(base, settings, config(2), group);

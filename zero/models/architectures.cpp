@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -69,23 +70,58 @@ std::unique_ptr<LanguageModelConfig> language_model_config(std::string_view name
   return language_model_config_from_json(text.str(), path.string());
 }
 
+namespace {
+
+// Returns the type of a model whose file does not name it, or null: by the class that it names
+// ("LlamaForCausalLM"), or by keys that one type alone has. Files of GPT-2 that people write have a
+// few of its own keys.
+nlohmann::json usual_type(const nlohmann::json& object) {
+  const auto classes = object.find("architectures");
+  if (classes != object.end() && classes->is_array() && !classes->empty() &&
+      classes->front().is_string()) {
+    auto name = classes->front().get<std::string>();
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::string_view longest;
+    for (const auto& architecture : architectures()) {
+      const std::string_view type = architecture.model_type;
+      const auto begin = type.substr(0, type.find('_'));
+      if (name.starts_with(begin) && begin.size() > longest.substr(0, longest.find('_')).size())
+        longest = type;
+    }
+    return longest.empty() ? nlohmann::json() : nlohmann::json(longest);
+  }
+  if (object.contains("type_vocab_size")) return "bert";
+  return object.contains("rms_norm_eps") ? nlohmann::json() : nlohmann::json("gpt2");
+}
+
+}  // namespace
+
 std::unique_ptr<LanguageModelConfig> language_model_config_from_json(std::string_view json,
                                                                      std::string_view source) {
-  const auto object = parse_config(json, source);
-  const auto type = object.find("model_type");
+  auto object = parse_config(json, source);
   if (const auto kind = kind_of(object); kind != JsonKind::model && kind != JsonKind::unknown) {
     throw ConfigError(fmt::format("{} is {}, and no model. Give a model's config.json.", source,
                                   what_it_is(kind)));
   }
-  if (type == object.end() || type->is_null())
-    return architectures().front().from_json(json, source);
   std::vector<std::string> known;
-  for (const auto& architecture : architectures()) {
-    if (*type == architecture.model_type) return architecture.from_json(json, source);
+  for (const auto& architecture : architectures())
     known.push_back(fmt::format("\"{}\"", architecture.model_type));
+  auto& type = object["model_type"];
+  if (type.is_null()) {
+    type = usual_type(object);
+    if (type.is_null()) {
+      throw ConfigError(
+          fmt::format("{} has no 'model_type', which says what its other keys mean. Add it; it is "
+                      "one of {}.",
+                      source, fmt::join(known, ", ")));
+    }
+    return language_model_config_from_json(object.dump(), source);
+  }
+  for (const auto& architecture : architectures()) {
+    if (type == architecture.model_type) return architecture.from_json(json, source);
   }
   throw ConfigError(fmt::format("{}: key 'model_type' is {}, and only {} is supported.", source,
-                                type->dump(), fmt::join(known, ", ")));
+                                type.dump(), fmt::join(known, ", ")));
 }
 
 }  // namespace zero

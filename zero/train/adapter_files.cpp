@@ -88,7 +88,8 @@ LoraSettings settings_of(const ConfigReader& config) {
       .rslora = config.get<bool>("use_rslora", false),
       .dropout = config.get<double>("lora_dropout", 0),
       .dora = config.get<bool>("use_dora", false),
-      .modules_to_save = config.get<std::vector<std::string>>("modules_to_save", {})};
+      .modules_to_save = config.get<std::vector<std::string>>("modules_to_save", {}),
+      .names_may_miss = true};
   const auto targets = config.object().find("target_modules");
   if (targets != config.object().end() && targets->is_string()) {
     const auto text = targets->get<std::string>();
@@ -159,6 +160,10 @@ std::vector<std::string> saved_modules(const Lora& lora, const std::vector<std::
     if (std::find(ends.begin(), ends.end(), end) == ends.end()) ends.emplace_back(end);
   };
   for (const auto& name : lora.settings.modules_to_save) {
+    const bool fits = std::any_of(saved.begin(), saved.end(), [&](const std::string& path) {
+      return ends_with_name(path, name);
+    });
+    if (!fits) continue;  // LoraSettings::names_may_miss
     if (!means_others(name)) {
       add(name);
       continue;

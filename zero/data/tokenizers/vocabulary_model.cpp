@@ -35,9 +35,13 @@ std::optional<uint32_t> VocabularyModel::find(std::string_view piece) const {
 }
 
 std::unique_ptr<const VocabularyModel> make_vocabulary_model(const nlohmann::json& json) {
-  // Old files do not name the type of a BPE.
-  const auto type =
-      optional_member<std::string>(json, "type", member(json, "merges").is_array() ? "BPE" : "");
+  // Old files do not name the type.
+  const auto usual = [&]() -> std::string {
+    if (json.contains("merges")) return "BPE";
+    if (json.contains("max_input_chars_per_word")) return "WordPiece";
+    return json.contains("vocab") && json["vocab"].is_array() ? "Unigram" : "";
+  };
+  const auto type = optional_member<std::string>(json, "type", usual());
   if (type == "BPE") return std::make_unique<BytePairs>(json);
   if (type == "WordPiece") return std::make_unique<WordPiece>(json);
   unknown("model", type);

@@ -119,7 +119,7 @@ int64_t BertConfig::parameter_count() const {
 
 BertConfig BertConfig::from_json(std::string_view json, std::string_view source) {
   const ConfigReader read(json, source);
-  std::set<std::string_view> known(kIdleKeys.begin(), kIdleKeys.end());
+  std::set<std::string_view> known;
   // Models of several languages have keys of a pooler that no class computes.
   known.insert({"model_type", "num_labels", "problem_type", "position_embedding_type",
                 "finetuning_task", "directionality", "pooler_fc_size", "pooler_num_attention_heads",

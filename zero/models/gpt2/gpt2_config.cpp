@@ -17,41 +17,6 @@
 namespace zero {
 namespace {
 
-// Keys of published files that change nothing of what a language model computes in training: of
-// other heads, of generation, and of how the first versions of transformers ran.
-constexpr std::array<std::string_view, 32> kIdle{"n_ctx",
-                                                 "n_special",
-                                                 "predict_special_tokens",
-                                                 "output_past",
-                                                 "reorder_and_upcast_attn",
-                                                 "gradient_checkpointing",
-                                                 "torchscript",
-                                                 "output_attentions",
-                                                 "output_hidden_states",
-                                                 "use_return_dict",
-                                                 "num_labels",
-                                                 "problem_type",
-                                                 "finetuning_task",
-                                                 "task_specific_params",
-                                                 "prefix",
-                                                 "summary_activation",
-                                                 "summary_first_dropout",
-                                                 "summary_proj_to_labels",
-                                                 "summary_type",
-                                                 "summary_use_proj",
-                                                 "bad_words_ids",
-                                                 "diversity_penalty",
-                                                 "early_stopping",
-                                                 "encoder_no_repeat_ngram_size",
-                                                 "length_penalty",
-                                                 "min_length",
-                                                 "no_repeat_ngram_size",
-                                                 "num_beam_groups",
-                                                 "num_beams",
-                                                 "num_return_sequences",
-                                                 "repetition_penalty",
-                                                 "typical_p"};
-
 const std::map<std::string, Gpt2Config, std::less<>>& presets() {
   static const std::map<std::string, Gpt2Config, std::less<>> table{
       {"gpt2", {}},
@@ -147,8 +112,7 @@ std::string Gpt2Config::to_json() const {
 
 Gpt2Config Gpt2Config::from_json(std::string_view text, std::string_view source) {
   const ConfigReader read(text, source);
-  std::set<std::string_view> known(kIdleKeys.begin(), kIdleKeys.end());
-  known.insert(kIdle.begin(), kIdle.end());
+  std::set<std::string_view> known;
   const auto get = [&]<typename T>(const char* key, T fallback) {
     known.insert(key);
     return read.get<T>(key, fallback);

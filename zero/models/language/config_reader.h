@@ -21,8 +21,9 @@
 
 namespace zero {
 
-/// Keys that change nothing of what a model computes in training.
-inline constexpr std::array<std::string_view, 19> kIdleKeys{"architectures",
+/// Keys that published files have and that change nothing of what a model computes in training:
+/// names of classes and versions, how text is generated, and what other programs note.
+inline constexpr std::array<std::string_view, 59> kIdleKeys{"architectures",
                                                             "auto_map",
                                                             "dtype",
                                                             "torch_dtype",
@@ -40,7 +41,47 @@ inline constexpr std::array<std::string_view, 19> kIdleKeys{"architectures",
                                                             "model_max_length",
                                                             "tokenizer_class",
                                                             "return_dict",
-                                                            "chunk_size_feed_forward"};
+                                                            "chunk_size_feed_forward",
+                                                            "n_ctx",
+                                                            "n_special",
+                                                            "predict_special_tokens",
+                                                            "output_past",
+                                                            "reorder_and_upcast_attn",
+                                                            "gradient_checkpointing",
+                                                            "torchscript",
+                                                            "output_attentions",
+                                                            "output_hidden_states",
+                                                            "use_return_dict",
+                                                            "num_labels",
+                                                            "problem_type",
+                                                            "finetuning_task",
+                                                            "task_specific_params",
+                                                            "prefix",
+                                                            "summary_activation",
+                                                            "summary_first_dropout",
+                                                            "summary_proj_to_labels",
+                                                            "summary_type",
+                                                            "summary_use_proj",
+                                                            "bad_words_ids",
+                                                            "diversity_penalty",
+                                                            "early_stopping",
+                                                            "encoder_no_repeat_ngram_size",
+                                                            "length_penalty",
+                                                            "min_length",
+                                                            "no_repeat_ngram_size",
+                                                            "num_beam_groups",
+                                                            "num_beams",
+                                                            "num_return_sequences",
+                                                            "repetition_penalty",
+                                                            "typical_p",
+                                                            "is_llama_config",
+                                                            "transformers.js_config",
+                                                            "unsloth_fixed",
+                                                            "unsloth_version",
+                                                            "max_sequence_length",
+                                                            "eos_token_ids",
+                                                            "language",
+                                                            "sentence_transformers"};
 
 /// Parses the text of a file that holds an object: `source` names it in errors. Throws ConfigError
 /// for what parse_json refuses, and for anything but an object.
@@ -105,13 +146,17 @@ class ConfigReader {
     return ids.dump();
   }
 
-  /// Throws ConfigError for every key that is neither known nor null nor false.
+  /// Throws ConfigError for every key that is neither known nor idle, and has a value: null, false
+  /// and an empty object or list are none.
   void refuse_others(const std::set<std::string_view>& known) const {
     for (const auto& [key, value] : object_.items()) {
       // Names of the file itself, and tokens with a role.
       const bool idle = key.starts_with('_') || key.ends_with("_token_id") ||
-                        (key == "quantization_config" && is_of_bitsandbytes(value));
-      if (idle || known.contains(key) || value.is_null() || value == false) continue;
+                        (key == "quantization_config" && is_of_bitsandbytes(value)) ||
+                        std::ranges::find(kIdleKeys, key) != kIdleKeys.end();
+      const bool none =
+          value.is_null() || value == false || (value.is_structured() && value.empty());
+      if (idle || none || known.contains(key)) continue;
       throw ConfigError(
           fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
                       "Remove it if it changes nothing of the mathematics.",

@@ -293,7 +293,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
     throw ConfigError(fmt::format("{}: key 'model_type' is '{}', and only {} are supported.",
                                   source, type, fmt::join(types, ", ")));
   }
-  std::set<std::string_view> known(kIdleKeys.begin(), kIdleKeys.end());
+  std::set<std::string_view> known;
   known.insert({"pretraining_tp", "max_window_layers", "sliding_window"});
   const auto get = [&]<typename T>(const char* key, T fallback) {
     known.insert(key);
@@ -334,7 +334,11 @@ LlamaConfig LlamaConfig::from_json(std::string_view json, std::string_view sourc
   const bool older = config.family == LlamaFamily::gemma &&
                      read.get<std::string>(activation, activation_of(config)) == "gelu";
   if (!older) read.require<std::string>(activation, activation_of(config));
-  if (older) known.insert("hidden_activation");
+  // Files of Gemma have both keys.
+  for (const char* key : {"hidden_act", "hidden_activation"}) {
+    const bool same = read.has(key) && read.object()[key] == activation_of(config);
+    if (same || older) known.insert(key);
+  }
   if (gemma3) {
     known.insert({"rope_local_base_freq", "sliding_window_pattern", "layer_types"});
     config.query_scalar = get("query_pre_attn_scalar", config.query_scalar);

@@ -189,7 +189,8 @@ std::vector<Found> targets_of(const nn::Module& root, const std::vector<Found>& 
         pattern.expression,
         linear == modules.end() ? "" : fmt::format(" ('{}')", settings.prefix + linear->path)));
   }
-  if (!missing.empty() && !pattern.all_linear) {
+  const bool some_fit = settings.names_may_miss && !targets.empty();
+  if (!missing.empty() && !pattern.all_linear && !some_fit) {
     throw ConfigError(fmt::format("LoRA's target '{}' fits no module of the model.{}",
                                   missing.front(),
                                   did_you_mean(missing.front(), names_of(modules))));
@@ -232,7 +233,8 @@ std::vector<std::string> parameters_of(const std::vector<Found>& modules,
         names.push_back(std::move(name));
     }
   }
-  if (const auto missing = matcher.missing(); !missing.empty()) {
+  const bool some_fit = settings.names_may_miss && !names.empty();
+  if (const auto missing = matcher.missing(); !missing.empty() && !some_fit) {
     throw ConfigError(
         fmt::format("'{}' of LoRA's modules_to_save fits no module of the model.{} (A tied output "
                     "projection is "

@@ -46,6 +46,9 @@ struct LoraSettings {
   /// Comes before the paths of the model's modules in the paths of the published model:
   /// "transformer." for Gpt2. `targets` may have it or not.
   std::string prefix{};
+  /// Names that fit no module are left out while others fit, as peft reads its files: its adapters
+  /// of classifiers name "classifier" and "score", of which a model has one.
+  bool names_may_miss = false;
 
   double scale() const;
   /// Throws ConfigError, naming the value.
