@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -351,6 +353,24 @@ TEST(Pretrained, AModelWhoseOnlyPartIsNamedModuleLoadsWhatItWrote) {
   EXPECT_THAT(load_pretrained(reader, folder.path().string()).left_over, IsEmpty());
   for (const auto& name : reader.parameter_names())
     EXPECT_TRUE(reader.parameter(name).equal(writer.parameter(name))) << name;
+}
+
+TEST(Pretrained, BuffersAreWrittenAndReadBack) {
+  const auto net = [] {
+    return torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  };
+  const TemporaryFolder folder;
+  auto written = net();
+  Engine writer(*written, Sgd{});
+  written->forward(at::arange(24, at::kFloat).view({8, 3}));  // which counts as a batch
+  save_pretrained(writer, folder.path().string());
+  auto read = net();
+  Engine reader(*read, Sgd{});
+  EXPECT_THAT(load_pretrained(reader, folder.path().string()).left_over, IsEmpty());
+  auto found = read->named_buffers();
+  for (const auto& buffer : written->named_buffers())
+    EXPECT_TRUE(found[buffer.key()].equal(buffer.value())) << buffer.key();
+  EXPECT_EQ(found["1.num_batches_tracked"].item<int64_t>(), 1);
 }
 
 // A model of convolutions, whose parameters have 0 to 4 dimensions.

@@ -285,6 +285,10 @@ class Engine {
   void visit_parameters(
       const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
+  /// Returns this rank's buffers by name, as files hold them: dense, complex numbers as pairs. Not
+  /// collective.
+  std::vector<std::pair<std::string, at::Tensor>> buffers() const;
+
   /// Writes a checkpoint (docs/checkpoint-format.md): each rank its slices of all states and its
   /// buffers to `folder`/rank-R-of-N.safetensors, and rank 0 the manifest with step counts, loss
   /// scale and checksums. `folder` appears, by renaming, when all is whole; an earlier save in it

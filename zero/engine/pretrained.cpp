@@ -224,8 +224,13 @@ void save_pretrained(Engine& engine, const std::string& folder,
     throw ConfigError(fmt::format("SavePretrainedOptions::shard_bytes is {}; it must be positive.",
                                   options.shard_bytes));
   }
+  const auto buffers = engine.buffers();
   const auto written = comm::agree<ConfigError>(engine.group(), "save_pretrained", [&] {
-    return written_tensors(engine.parameter_infos(), options, engine.config().parameter_dtype());
+    std::vector<TensorInfo> infos;
+    for (const auto& [name, buffer] : buffers)
+      infos.push_back({name, buffer.scalar_type(), buffer.sizes().vec()});
+    return written_tensors(engine.parameter_infos(), infos, options,
+                           engine.config().parameter_dtype());
   });
   const bool writes = engine.group().rank() == 0;
   std::exception_ptr failure;
@@ -252,6 +257,7 @@ void save_pretrained(Engine& engine, const std::string& folder,
     });
   });
   attempt([&] {
+    for (const auto& [name, buffer] : buffers) files.write(name, buffer.cpu());
     files.finish();
     if (!options.config_json.empty())
       write_file(fs::path(folder) / "config.json", options.config_json, fail<CheckpointError>);

@@ -84,7 +84,8 @@ struct SavePretrainedOptions {
   int64_t shard_bytes = 5'000'000'000;
 };
 
-/// Writes the parameters, in the engine's dtype, as transformers' save_pretrained does:
+/// Writes the parameters, in the engine's dtype, and rank 0's buffers, as transformers'
+/// save_pretrained does:
 /// `model.safetensors`, or `model-00001-of-0000N.safetensors` and their index where there are more
 /// than `shard_bytes`. Rank 0 writes to the folder, which exists, with one unit at a time in
 /// memory, and with the matrices of all `merged` products, in fp32. Each file is whole or absent.

@@ -186,6 +186,7 @@ void check_options(const std::vector<TensorInfo>& parameters, const PretrainedOp
 }
 
 WrittenTensors written_tensors(const std::vector<TensorInfo>& parameters,
+                               const std::vector<TensorInfo>& buffers,
                                const SavePretrainedOptions& options, at::ScalarType dtype) {
   const Parameters known(parameters, kSave);
   known.check(options.packed, options.places);
@@ -226,6 +227,7 @@ WrittenTensors written_tensors(const std::vector<TensorInfo>& parameters,
         "parameter ('{}' lies there). Give the sizes that the parts make together.",
         kSave, tensor, text(whole.sizes), whole.missing, whole.begins.front().first));
   }
+  for (const auto& info : buffers) add(info, info.name);
   return written;
 }
 

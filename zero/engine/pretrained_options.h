@@ -24,10 +24,11 @@ struct WrittenTensors {
   std::set<std::string> factors;
 };
 
-/// Throws as the other function does; also for products whose matrices do not fit, for tensors
-/// whose parts overlap or leave a gap, and for two tensors of one name. `dtype` is the engine's for
-/// parameters. Not collective.
+/// `buffers` come behind the parameters. Throws as the other function does; also for products whose
+/// matrices do not fit, for tensors whose parts overlap or leave a gap, and for two tensors of one
+/// name. `dtype` is the engine's for parameters. Not collective.
 WrittenTensors written_tensors(const std::vector<TensorInfo>& parameters,
+                               const std::vector<TensorInfo>& buffers,
                                const SavePretrainedOptions& options, at::ScalarType dtype);
 
 }  // namespace zero

@@ -175,6 +175,10 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
                                  flattened(value, asked.like, at::kFloat));
 }
 
+std::vector<std::pair<std::string, at::Tensor>> Engine::buffers() const {
+  return impl_->plan.model().plain_buffers();
+}
+
 void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const Aside aside;

@@ -251,7 +251,8 @@ void replace(std::vector<Found>& targets) {
     if (auto* layer = dynamic_cast<nn::LinearImpl*>(target.module))
       places.push_back({target.parent, target.name, target.path, layer});
   }
-  check_replaceable(places, "given LoRA", "make it a zero::Projection");
+  check_replaceable(places, "given LoRA",
+                    "make it a zero::Projection(zero::ProjectionOptions{.in = ..., .out = ...})");
   if (places.empty()) return;
   replace_linears(
       places, [](const nn::LinearImpl& layer) { return std::make_shared<ProjectionImpl>(layer); });
