@@ -323,8 +323,17 @@ plan::Cluster cluster_of(const Options& o) {
           ? plan::cluster_of(plan::device_named(o.device), o.hosts, o.per_host)
           : plan::cluster_from_json(read_file(o.hardware, fail<ConfigError>), o.hardware);
   if (o.here) cluster.hosts = o.hosts;
-  if (!o.host_memory.empty())
+  constexpr double kLeastMemory = 1e6;
+  if (!o.host_memory.empty()) {
     cluster.host_memory = quantity("--host-memory", o.host_memory, Quantity::bytes);
+    if (cluster.host_memory < kLeastMemory) {
+      throw ConfigError(
+          fmt::format("--host-memory is {}, which is {:.0f} bytes, and less than a million is "
+                      "hardly meant. Give "
+                      "a unit, as 1TB.",
+                      o.host_memory, cluster.host_memory));
+    }
+  }
   if (!o.link.empty()) cluster.inside.bandwidth = speed("--link", o.link);
   if (!o.network.empty()) cluster.between.bandwidth = speed("--network", o.network);
   if (!o.pcie.empty()) cluster.device.pcie = speed("--pcie", o.pcie);

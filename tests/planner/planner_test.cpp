@@ -373,13 +373,10 @@ TEST(Planner, RefusesWhatMakesNoSense) {
         message_of<ConfigError>([&, text = json] { cluster_from_json(text, "machines.json"); });
     EXPECT_NE(message.find(says), std::string::npos) << message;
   }
-  for (const auto& [json, says] :
-       {std::pair{R"({"device": "H100", "memory": 5e8})", "'memory' is 500000000"},
-        {R"({"device": "H100", "host_memory": 5})", "'host_memory' is 5 bytes"}}) {
-    const auto cluster = cluster_from_json(json, "machines.json");
-    const auto message = message_of<ConfigError>([&] { check(cluster); });
-    EXPECT_NE(message.find(says), std::string::npos) << message;
-  }
+  auto small = cluster_of(device_named("H100"), 1);
+  small.device.memory = 5e8;
+  EXPECT_NE(message_of<ConfigError>([&] { check(small); }).find("'memory' is 500000000"),
+            std::string::npos);
   const auto described = cluster_from_json(to_json(cluster_of(device_named("A100"), 3)), "again");
   EXPECT_EQ(described.device.name, "A100");
   EXPECT_EQ(described.hosts, 3);

@@ -336,12 +336,6 @@ void check(const Cluster& cluster) {
         "taken off.",
         cluster.device.memory));
   }
-  if (cluster.host_memory < kLeastSpeed) {
-    throw ConfigError(fmt::format(
-        "'host_memory' is {} bytes, and less than a million is hardly meant. Give all of them, as "
-        "--host-memory 1TB or as that key of the hardware file.",
-        cluster.host_memory));
-  }
   if (cluster.hosts < 1 || cluster.per_host < 1 || cluster.hosts > kMostRanks / cluster.per_host) {
     throw ConfigError(fmt::format(
         "The cluster has {} hosts of {} devices each; a plan is for 1 to {} devices in all.",
