@@ -124,7 +124,8 @@ RunFiles RunFolder::written() const {
     };
     const auto rank = option("rank");
     const auto adapter = option("adapter");
-    const bool lora = (rank.is_number() && rank > 0) || (adapter.is_string() && adapter != "");
+    const bool lora = (rank.is_number() && rank > 0) ||
+                      (adapter.is_string() && !adapter.get<std::string>().empty());
     all.weights = all.weights || !lora;
     all.adapter = all.adapter || lora;
     all.merged = all.merged || (lora && option("merge") == true);
