@@ -30,12 +30,14 @@ std::vector<std::string> known_options(const CLI::App& app) {
   return names;
 }
 
-CLI::Validator number_check(const char* name, const char* what, bool zero_will_do) {
+/// `fits` is asked about numbers that are finite.
+template <class Fits>
+CLI::Validator number_check(const std::string& name, const std::string& what, const Fits& fits) {
   const auto check = [=](std::string& text) -> std::string {
     double number = 0;
-    const bool fits = CLI::detail::lexical_cast(text, number) && std::isfinite(number) &&
-                      (zero_will_do ? number >= 0 : number > 0);
-    return fits ? "" : fmt::format("'{}' should be a number {}", text, what);
+    const bool good =
+        CLI::detail::lexical_cast(text, number) && std::isfinite(number) && fits(number);
+    return good ? "" : fmt::format("'{}' should be a number {}", text, what);
   };
   return {check, name};
 }
@@ -55,16 +57,16 @@ void refuse_repetition(const CLI::Option& option, const std::string& program) {
 
 }  // namespace
 
-CLI::Validator positive() { return number_check("POSITIVE", "above 0", false); }
-CLI::Validator not_negative() { return number_check("NONNEGATIVE", "of 0 or more", true); }
-
+CLI::Validator positive() {
+  return number_check("POSITIVE", "above 0", [](double number) { return number > 0; });
+}
+CLI::Validator not_negative() {
+  return number_check("NONNEGATIVE", "of 0 or more", [](double number) { return number >= 0; });
+}
 CLI::Validator between(double least, double most) {
-  const auto check = [=](std::string& text) -> std::string {
-    double number = 0;
-    const bool fits = CLI::detail::lexical_cast(text, number) && number >= least && number <= most;
-    return fits ? "" : fmt::format("'{}' should be a number from {} to {}", text, least, most);
-  };
-  return {check, fmt::format("FLOAT in [{} - {}]", least, most)};
+  return number_check(fmt::format("FLOAT in [{} - {}]", least, most),
+                      fmt::format("from {} to {}", least, most),
+                      [=](double number) { return number >= least && number <= most; });
 }
 
 void add_base_format(OptionParser& parser, BaseFormat& format) {

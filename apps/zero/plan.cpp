@@ -329,8 +329,7 @@ plan::Cluster cluster_of(const Options& o) {
     if (cluster.host_memory < kLeastMemory) {
       throw ConfigError(
           fmt::format("--host-memory is {}, which is {:.0f} bytes, and less than a million is "
-                      "hardly meant. Give "
-                      "a unit, as 1TB.",
+                      "hardly meant. Give a unit, as 1TB.",
                       o.host_memory, cluster.host_memory));
     }
   }

@@ -85,14 +85,13 @@ struct SavePretrainedOptions {
 };
 
 /// Writes the parameters, in the engine's dtype, and rank 0's buffers, as transformers'
-/// save_pretrained does:
-/// `model.safetensors`, or `model-00001-of-0000N.safetensors` and their index where there are more
-/// than `shard_bytes`. Rank 0 writes to the folder, which exists, with one unit at a time in
-/// memory, and with the matrices of all `merged` products, in fp32. Each file is whole or absent.
-/// Weights of an earlier call, which have these names, go when the new ones are there. Collective.
-/// Throws ConfigError on every rank, and writes nothing, if the options name no parameter, do not
-/// fit its shape, or leave a part of a tensor without values; throws CheckpointError on every rank
-/// where the disk is full.
+/// save_pretrained does: `model.safetensors`, or `model-00001-of-0000N.safetensors` and their index
+/// where there are more than `shard_bytes`. Rank 0 writes to the folder, which exists, with one
+/// unit at a time in memory, and with the matrices of all `merged` products, in fp32. Each file is
+/// whole or absent. Weights of an earlier call, which have these names, go when the new ones are
+/// there. Collective. Throws ConfigError on every rank, and writes nothing, if the options name no
+/// parameter, do not fit its shape, or leave a part of a tensor without values; throws
+/// CheckpointError on every rank where the disk is full.
 void save_pretrained(Engine& engine, const std::string& folder,
                      const SavePretrainedOptions& options = {});
 

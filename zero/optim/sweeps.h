@@ -77,7 +77,7 @@ void second_sweep_reference(const Optimizer& optimizer, int64_t step, double lr,
 /// 3.4445, -4.775 and 2.0315, after which all singular values are near 1. Gives the same bits on
 /// any number of threads of the host.
 void orthogonalise(const at::Tensor& matrix, int64_t iterations);
-/// The work and memory of `orthogonalise`.
+/// Tells what `orthogonalise` takes.
 struct OrthogonalCost {
   int64_t scratch_numel = 0;  ///< elements of fp32 beside the matrix
   double flops = 0;           ///< of its products, a multiply-add counted as two

@@ -61,7 +61,7 @@ void judge(Candidate& candidate, const Cluster& cluster) {
   if (cluster.device.cpu) {
     candidate.host_lacks = lack((device + host) * ranks, cluster.host_memory);
   } else {
-    candidate.device_lacks = lack(device, usable(cluster.device));
+    candidate.device_lacks = lack(device, usable(cluster));
     candidate.host_lacks = lack(host * ranks, cluster.host_memory);
   }
   candidate.disk_lacks =

@@ -322,24 +322,25 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
   return cluster;
 }
 
-double usable(const Device& device) {
+double usable(const Cluster& cluster) {
   constexpr double kContext = 1e9;  // of the device's context and libraries
   constexpr double kFragments = 0.03;
-  return device.cpu ? device.memory : std::max(0.0, device.memory * (1 - kFragments) - kContext);
+  const double all = cluster.memory_of_rank();
+  return cluster.device.cpu ? all : std::max(0.0, all * (1 - kFragments) - kContext);
 }
 
 void check(const Cluster& cluster) {
-  if (usable(cluster.device) <= 0) {
+  if (cluster.hosts < 1 || cluster.per_host < 1 || cluster.hosts > kMostRanks / cluster.per_host) {
+    throw ConfigError(fmt::format(
+        "The cluster has {} hosts of {} devices each; a plan is for 1 to {} devices in all.",
+        cluster.hosts, cluster.per_host, kMostRanks));
+  }
+  if (usable(cluster) <= 0) {
     throw ConfigError(fmt::format(
         "'memory' is {}, and a device's context and libraries take about 1 GB, so nothing is left "
         "for a model. Give the memory of a device in bytes, as 80e9; with \"cpu\": true nothing is "
         "taken off.",
         cluster.device.memory));
-  }
-  if (cluster.hosts < 1 || cluster.per_host < 1 || cluster.hosts > kMostRanks / cluster.per_host) {
-    throw ConfigError(fmt::format(
-        "The cluster has {} hosts of {} devices each; a plan is for 1 to {} devices in all.",
-        cluster.hosts, cluster.per_host, kMostRanks));
   }
   const auto need = [&](bool needed, double speed, const char* key, const std::string& why) {
     if (!needed || speed > 0) return;

@@ -44,10 +44,6 @@ struct Device {
   std::string source;  ///< where the figures come from
 };
 
-/// Returns the bytes of a device that a rank can use: without what its context, its libraries and
-/// its allocator's fragments take.
-double usable(const Device& device);
-
 /// The devices that are known by name.
 const std::vector<Device>& devices();
 /// Returns the device of that name, in any case ("h100"). Throws ConfigError with the nearest name.
@@ -72,6 +68,10 @@ struct Cluster {
     return device.cpu ? host_memory / static_cast<double>(per_host) : device.memory;
   }
 };
+
+/// Returns the bytes that a rank can use: of a device without what its context, its libraries and
+/// its allocator's fragments take.
+double usable(const Cluster& cluster);
 
 /// Returns hosts of a device as they usually are. `per_host` 0: as many as usual.
 Cluster cluster_of(const Device& device, int64_t hosts, int64_t per_host = 0);

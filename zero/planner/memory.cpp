@@ -18,7 +18,7 @@
 namespace zero::plan {
 namespace {
 
-// The most memory of one batch of updates in two sweeps: engine/two_sweeps.cpp.
+// Tells the most memory that one batch of updates in two sweeps takes: engine/two_sweeps.cpp.
 struct SweepMemory {
   Category category = Category::activations;
   int64_t bytes = 0;

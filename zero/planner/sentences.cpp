@@ -66,8 +66,7 @@ std::string nothing_fits(const Answer& answer, const Question& question) {
   auto sentence =
       fmt::format("Nothing fits on {} device{}", cluster.ranks(), cluster.ranks() == 1 ? "" : "s");
   const auto activations = static_cast<double>(nearest.memory.of(Category::activations));
-  const double room = cluster.device.cpu ? cluster.memory_of_rank() : usable(cluster.device);
-  if (activations > 0.8 * room) {
+  if (activations > 0.8 * usable(cluster)) {
     return sentence +
            fmt::format(
                ": activations alone take {} of each, which ZeRO does not share. {} shorter "
@@ -311,7 +310,7 @@ std::string largest_model(const Question& question, const Candidate& plain, int6
                                          plain.memory.of(Category::gradients) +
                                          plain.memory.of(Category::optimizer)) /
                      static_cast<double>(parameters);
-  const double device = c.device.cpu ? c.memory_of_rank() : usable(c.device);
+  const double device = usable(c);
   auto sentence = fmt::format(
       "By states alone ({:.3g} bytes a parameter) the cluster holds {} "
       "parameters at stage 0",

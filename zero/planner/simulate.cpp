@@ -78,16 +78,22 @@ MicroBatch micro_batch(const Trace& trace, const partition::Layout& layout, cons
   return work;
 }
 
-/// The costs of a unit as times.
+/// Returns the seconds in which `ranks`, and all others beside them, send their messages.
+double seconds_of(const Cluster& cluster, const MessageBytes& message,
+                  const partition::Cluster& ranks) {
+  if (message.sent == 0) return 0;
+  return Collective{cluster}.seconds(static_cast<double>(message.sent),
+                                     static_cast<double>(message.leaves), ranks.ranks(),
+                                     ranks.hosts);
+}
+
+/// Returns the costs of a unit as times.
 UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
                    const Cluster& cluster) {
   const auto messages = unit_messages(step, u);
   const auto& grid = step.grid;
-  const Collective collective{cluster};
   const auto seconds = [&](const MessageBytes& message, const partition::Cluster& ranks) {
-    if (message.sent == 0) return 0.0;
-    return collective.seconds(static_cast<double>(message.sent),
-                              static_cast<double>(message.leaves), ranks.ranks(), ranks.hosts);
+    return seconds_of(cluster, message, ranks);
   };
   const auto shard_group = grid.shard_group();
   const auto ranks = static_cast<double>(grid.ranks_a_host);
@@ -132,13 +138,8 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
 double sweep_seconds(const PlannedStep& step, const SweepBatch& batch, const ModelShape& model,
                      const Cluster& cluster) {
   double seconds = 0;
-  const auto ranks = step.grid.shard_group();
-  for (const int64_t gathered : batch.gathered_bytes) {
-    const auto message = sweep_message(step, gathered);
-    seconds += Collective{cluster}.seconds(static_cast<double>(message.sent),
-                                           static_cast<double>(message.leaves), ranks.ranks(),
-                                           ranks.hosts);
-  }
+  for (const int64_t gathered : batch.gathered_bytes)
+    seconds += seconds_of(cluster, sweep_message(step, gathered), step.grid.shard_group());
   // Without slices each rank works on all matrices.
   const bool dealt = step.sharded.optimizer && step.grid.shards > 1;
   std::vector<double> flops(static_cast<size_t>(step.grid.shards), 0.0);

@@ -34,7 +34,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPeftPrefix = "base_model.model.";
-constexpr const char* kClasses = "SEQ_CLS";    // the task_type of models that tell classes apart
 constexpr std::string_view kHead = "lm_head";  // stands beside the part that a prefix names
 
 // Keys that say how an adapter began, where its model came from, or who wrote it.
@@ -55,10 +54,6 @@ constexpr std::array<std::string_view, 3> kInitialValues{"gaussian", "eva", "ort
 constexpr std::array<std::string_view, 9> kRead{"peft_type",       "r",          "lora_alpha",
                                                 "lora_dropout",    "use_rslora", "target_modules",
                                                 "modules_to_save", "bias",       "use_dora"};
-
-bool has_value(const nlohmann::json& value) {
-  return !value.is_null() && value != false && !(value.is_structured() && value.empty());
-}
 
 template <class Keys>
 bool is_among(const Keys& keys, std::string_view key) {
@@ -265,7 +260,7 @@ bool has_adapter_labels(const std::string& folder) {
   if (!fs::is_regular_file(path, ignored)) return false;
   try {
     const auto config = parse_json(read_file(path, fail<CheckpointError>));
-    return config.is_object() && config.value("task_type", nlohmann::json()) == kClasses;
+    return config.is_object() && config.value("task_type", nlohmann::json()) == kClassesTask;
   } catch (const Error&) {
     return false;
   }

@@ -33,6 +33,9 @@ std::string base_model_of(const std::string& folder);
 /// another program wrote it. Throws CheckpointError.
 std::vector<std::string> read_adapter_labels(const std::string& folder);
 
+/// The task_type of peft's folders whose model tells classes apart.
+inline constexpr const char* kClassesTask = "SEQ_CLS";
+
 /// Returns whether the settings of a peft folder say that its model tells classes apart, so that
 /// `kAdapterLabels` is the adapter's. False where they cannot be read.
 bool has_adapter_labels(const std::string& folder);

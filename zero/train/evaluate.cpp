@@ -65,7 +65,7 @@ std::unique_ptr<LanguageModelConfig> sizes_of(const Options& program) {
   return sizes;
 }
 
-/// By the files of tokens that text was encoded to: the text.
+/// Maps files of tokens to the texts that were encoded to them.
 using EncodedTexts = std::map<std::string, std::string>;
 
 /// Calls `body`, whose DataErrors then name the texts in place of the files of their tokens.

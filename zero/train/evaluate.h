@@ -21,8 +21,7 @@ struct EvaluateOptions {
   BaseFormat quantize_base = BaseFormat::as_they_are;
   /// Tokens, a folder of `zero data prepare` (its validation split), or a text or JSON lines
   /// (.jsonl), which are encoded with the tokenizer.json of `from`. Several are measured as one,
-  /// each of their sequences once; they have the same tokens,
-  /// and each at least one sequence.
+  /// each of their sequences once; they have the same tokens, and each at least one sequence.
   std::vector<std::string> data{};
   TrainingTask task = TrainingTask::any;
   std::optional<int64_t> mask_token{};

@@ -369,7 +369,7 @@ void Trainer::write_model() {
   const auto folder = run_.folder.path();
   const WeightsOrigin origin{.from = options.from, .tokenizer = run_.data.tokenizer};
   write_trained(*run_.engine, *run_.model, run_.lora, folder, origin, earlier_);
-  const auto merged = folder / "merged";
+  const auto merged = run_.folder.merged();
   if (!options.lora.merge) {
     if (earlier_.merged) remove_weights(*run_.engine, merged);
     return;

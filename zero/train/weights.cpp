@@ -84,7 +84,7 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
         case Head::next_token:
           return "CAUSAL_LM";
         case Head::classes:
-          return "SEQ_CLS";
+          return kClassesTask;
         case Head::masked_token:
           break;
       }

@@ -121,10 +121,9 @@ BertConfig BertConfig::from_json(std::string_view json, std::string_view source)
   const ConfigReader read(json, source);
   std::set<std::string_view> known;
   // Models of several languages have keys of a pooler that no class computes.
-  known.insert({"model_type", "num_labels", "problem_type", "position_embedding_type",
-                "finetuning_task", "directionality", "pooler_fc_size", "pooler_num_attention_heads",
-                "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
-                "tie_word_embeddings"});
+  known.insert({"model_type", "position_embedding_type", "directionality", "pooler_fc_size",
+                "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+                "pooler_type", "tie_word_embeddings"});
   const auto get = [&]<typename T>(const char* key, T fallback) {
     known.insert(key);
     return read.get<T>(key, fallback);

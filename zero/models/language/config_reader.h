@@ -83,6 +83,11 @@ inline constexpr std::array<std::string_view, 59> kIdleKeys{"architectures",
                                                             "language",
                                                             "sentence_transformers"};
 
+/// Returns whether a key says anything: null, false and an empty object or list do not.
+inline bool has_value(const nlohmann::json& value) {
+  return !value.is_null() && value != false && !(value.is_structured() && value.empty());
+}
+
 /// Parses the text of a file that holds an object: `source` names it in errors. Throws ConfigError
 /// for what parse_json refuses, and for anything but an object.
 inline nlohmann::json parse_config(std::string_view text, std::string_view source) {
@@ -146,17 +151,14 @@ class ConfigReader {
     return ids.dump();
   }
 
-  /// Throws ConfigError for every key that is neither known nor idle, and has a value: null, false
-  /// and an empty object or list are none.
+  /// Throws ConfigError for every key that is neither known nor idle, and has a value.
   void refuse_others(const std::set<std::string_view>& known) const {
     for (const auto& [key, value] : object_.items()) {
       // Names of the file itself, and tokens with a role.
       const bool idle = key.starts_with('_') || key.ends_with("_token_id") ||
                         (key == "quantization_config" && is_of_bitsandbytes(value)) ||
                         std::ranges::find(kIdleKeys, key) != kIdleKeys.end();
-      const bool none =
-          value.is_null() || value == false || (value.is_structured() && value.empty());
-      if (idle || none || known.contains(key)) continue;
+      if (idle || !has_value(value) || known.contains(key)) continue;
       throw ConfigError(
           fmt::format("{}: key '{}' is {}, and it is not among those that this model computes. "
                       "Remove it if it changes nothing of the mathematics.",
