@@ -94,8 +94,8 @@ class LibzeroStrategy(DDPStrategy):
         trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=LibzeroStrategy(stage=3))
 
     `config` and `keywords`: as for libzero.shard. Accumulation, clipping and the precision ("32-true", "bf16-mixed", and
-    on a GPU "16-mixed") are the Trainer's, the optimizer and the scheduler configure_optimizers'. Started by torchrun, by `zero launch`, or
-    by Lightning itself. A module is sharded by one `fit`, and stays so. `whole_checkpoints`: a checkpoint is one file,
+    on a GPU "16-mixed") are the Trainer's, the optimizer and the scheduler configure_optimizers'. Started by torchrun, by
+    `zero launch`, or by Lightning itself. A module is sharded by one `fit`, and stays so. `whole_checkpoints`: a checkpoint is one file,
     through rank 0, and not each rank's slices. `process_group_backend`: torch.distributed's; Lightning's choice for the
     device without it."""
 

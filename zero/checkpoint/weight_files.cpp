@@ -93,8 +93,7 @@ Index read_index(const fs::path& index) {
   return read;
 }
 
-}  // namespace
-
+// Returns whether this is the name of one of several files of weights.
 bool is_numbered_weights(std::string_view name) {
   constexpr size_t kDigits = 5;
   const auto skip = [&](std::string_view word) {
@@ -108,6 +107,20 @@ bool is_numbered_weights(std::string_view name) {
     return digits >= kDigits;
   };
   return skip("model-") && skip_number() && skip("-of-") && skip_number() && name == ".safetensors";
+}
+
+}  // namespace
+
+std::vector<fs::path> own_weights_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const auto name = entry.path().filename().string();
+    if (is_numbered_weights(name) || name == kWeightsFile || name == kWeightsIndex)
+      found.push_back(entry.path());
+  }
+  std::ranges::sort(found);
+  return found;
 }
 
 WeightFiles::WeightFiles(const fs::path& path, Folder folder) : path_(path) {

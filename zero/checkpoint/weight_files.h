@@ -20,9 +20,9 @@ namespace zero {
 /// The names of the file of weights and of the index in a folder, as this library writes them.
 inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
-/// Returns whether this is the name of one of several files of weights, as this library numbers
-/// them: model-00001-of-00003.safetensors.
-bool is_numbered_weights(std::string_view name);
+/// Returns the files of weights in a folder that have names of this library's: those two, and
+/// model-00001-of-00003.safetensors. Sorted; none where the folder cannot be read.
+std::vector<std::filesystem::path> own_weights_in(const std::filesystem::path& folder);
 /// The names that transformers gave to files of torch.save.
 inline constexpr const char* kTorchWeightsFile = "pytorch_model.bin";
 inline constexpr const char* kTorchWeightsIndex = "pytorch_model.bin.index.json";

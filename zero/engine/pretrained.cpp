@@ -184,14 +184,9 @@ class ShardedWriter {
       write_file(folder_ / kWeightsIndex, index.dump(2) + "\n", fail<CheckpointError>);
     }
     std::error_code ignored;
-    std::vector<fs::path> old;
-    for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
-      const auto name = entry.path().filename().string();
-      const bool weights =
-          is_numbered_weights(name) || name == kWeightsFile || name == kWeightsIndex;
-      if (weights && !is_new(name)) old.push_back(entry.path());
+    for (const auto& path : own_weights_in(folder_)) {
+      if (!is_new(path.filename().string())) fs::remove(path, ignored);
     }
-    for (const auto& path : old) fs::remove(path, ignored);
   }
 
  private:

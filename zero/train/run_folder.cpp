@@ -61,14 +61,10 @@ std::vector<int64_t> checkpoint_steps(const fs::path& folder) {
 /// Returns a file of a model in `folder`, as write_weights writes them, if there is one.
 std::optional<fs::path> file_of_a_model(const fs::path& folder) {
   std::error_code error;
-  for (const char* name : {"config.json", kWeightsFile, kWeightsIndex}) {
-    if (fs::exists(folder / name, error)) return folder / name;
-  }
+  if (fs::exists(folder / "config.json", error)) return folder / "config.json";
+  if (auto weights = own_weights_in(folder); !weights.empty()) return std::move(weights.front());
   for (const auto name : kBesideWeights) {
     if (fs::exists(folder / name, error)) return folder / name;
-  }
-  for (const auto& path : entries(folder)) {
-    if (is_numbered_weights(path.filename().string())) return path;
   }
   return std::nullopt;
 }

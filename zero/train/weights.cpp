@@ -105,12 +105,8 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
 void remove_weights(Engine& engine, const std::filesystem::path& folder) {
   if (engine.group().rank() != 0) return;
   std::error_code ignored;
-  std::vector<std::filesystem::path> numbered;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    if (is_numbered_weights(entry.path().filename().string())) numbered.push_back(entry.path());
-  }
-  for (const auto& path : numbered) std::filesystem::remove(path, ignored);
-  remove(engine, folder, {kWeightsFile, kWeightsIndex, "config.json"});
+  for (const auto& path : own_weights_in(folder)) std::filesystem::remove(path, ignored);
+  remove(engine, folder, {"config.json"});
 }
 
 std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
