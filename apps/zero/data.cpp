@@ -110,6 +110,14 @@ int data(const Arguments& arguments) {
     fmt::print("{} documents; {} tokens are targets of the loss\n", result.documents,
                result.supervised_tokens);
   }
+  if (result.open_documents > 0) {
+    fmt::print(
+        "{} documents have no token at their end, since the tokenizer names no eos_token: a model "
+        "does not learn from them where an answer ends. Name one in the tokenizer_config.json "
+        "beside the "
+        "tokenizer.json, and prepare again.\n",
+        result.open_documents);
+  }
   if (result.unknown_tokens > 0) {
     fmt::print("{} tokens stand for text that the tokenizer has no other token for\n",
                result.unknown_tokens);

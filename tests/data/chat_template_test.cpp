@@ -73,6 +73,16 @@ TEST(Jinja, StatementsAndExpressionsAreThoseOfJinja) {
       {"  {% if t %}\n  in\n  {% endif %}\nout\n", "  in\nout"},
       {"a  {{- 1 -}}  b {%- if t -%}  c  {%- endif %} d", "a1bc d"},
       {"{# note #}x{% if t +%}\ny{% endif %}", "x\ny"},
+      {"{{ (1, 2) }}{{ (1,) }}{{ () }}{{ (1, 2)[:1] + (3,) }}{{ (1, 2)|list }}",
+       "(1, 2)(1,)()(1, 3)[1, 2]"},
+      {"{{ {'a': 1}|dictsort }}{{ {'a': 1}.items()|list }}{{ [(1, 2)]|tojson }}",
+       "[('a', 1)][('a', 1)][[1, 2]]"},
+      {"{{ (1, 2) == [1, 2] }}{{ (1, 2) in [(1, 2)] }}{{ 1, 2 }}", "FalseTrue(1, 2)"},
+      {"{{ '7.9'|int }}{{ ' +7 '|int }}{{ '1e3'|int }}{{ 'x'|int(5) }}{{ 'inf'|int(3) }}"
+       "{{ '-7.9'|int }}",
+       "77100053-7"},
+      {"{{ -5|abs }} {{ -2**2 }} {{ -3 is number }} {{ 2**3**2 }}", "5 4 True 64"},
+      {"{{ 1e3 }} {{ 1.5e-2 }} {{ 2.5E+2 }} {{ 1e16 }}", "1000.0 0.015 250.0 1e+16"},
   };
   for (const auto& [text, expected] : cases) EXPECT_EQ(rendered(text, v), expected) << text;
 }
@@ -108,6 +118,8 @@ TEST(Jinja, WhatFailsIsNamedWithItsLine) {
       {"{{ q.x }}", "line 1: 'x' of an undefined value is read"},
       {"{{ 1 / 0 }}", "line 1: a division by zero"},
       {"{{ 'a' + 1 }}", "the operator '+' between a string and an integer"},
+      {"{{ (1,) + [1] }}", "the operator '+' between a tuple and a list"},
+      {"{{ '11'|int(0, 2) }}", "the base 2 of an integer is not supported"},
       {"{{ 'a'.title() }}", "the method 'title' of a string is not supported"},
       {"{{ q() }}", "an undefined value is called"},
       {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply"},

@@ -98,6 +98,21 @@ TEST_F(JsonLines, TheAnswersAloneAreLearned) {
   EXPECT_EQ(marked(), "|do\nx\n{done}") << "without a template and an end of a text";
 }
 
+// GPT-2's tokenizer_config.json names no end; its config.json does.
+TEST_F(JsonLines, TheModelsEndOfATextIsTakenWhereTheTokenizerNamesNone) {
+  folder_.write("plain/tokenizer_config.json", R"({"model_max_length": 1024})");
+  const auto lines = with_last(R"({"prompt": "Say:", "completion": " yes"})");
+  EXPECT_EQ(prepared(lines, "plain").open_documents, 2);
+  EXPECT_EQ(marked(), "|Say:{ yes}");
+  const auto end = Tokenizer::load(folder_ / "plain").token("<|im_end|>");
+  folder_.write("plain/config.json", fmt::format(R"({{"eos_token_id": {}}})", end.value()));
+  EXPECT_EQ(prepared(lines, "plain").open_documents, 0);
+  EXPECT_EQ(marked(), "|Say:{ yes<|im_end|>}");
+  EXPECT_EQ(special_token(folder_ / "out", "eos_token"), "<|im_end|>");
+  folder_.write("plain/config.json", R"({"eos_token_id": 1099511627776})");
+  EXPECT_EQ(prepared(lines, "plain").open_documents, 2);
+}
+
 TEST_F(JsonLines, DocumentsFollowEachOtherAndBlankLinesAreLeftOut) {
   const auto result = prepared(
       with_last("{\"text\": \"a b\"}\n\n  \n{\"text\": \"c\\u0000d\"}\r\n{\"text\": \"e f\"}"));

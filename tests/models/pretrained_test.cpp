@@ -371,6 +371,11 @@ TEST(Pretrained, BuffersAreWrittenAndReadBack) {
   for (const auto& buffer : written->named_buffers())
     EXPECT_TRUE(found[buffer.key()].equal(buffer.value())) << buffer.key();
   EXPECT_EQ(found["1.num_batches_tracked"].item<int64_t>(), 1);
+
+  auto others = torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  others->register_buffer("scale", at::ones({1}));
+  Engine lacking(*others, Sgd{});
+  EXPECT_THAT(load_pretrained(lacking, folder.path().string()).kept_buffers, ElementsAre("scale"));
 }
 
 // A model of convolutions, whose parameters have 0 to 4 dimensions.

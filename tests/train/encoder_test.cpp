@@ -235,6 +235,20 @@ TEST_F(EncoderTest, AnAdapterBringsItsClassesAndTheirHead) {
   const auto seen = evaluated(adapted, 2);
   EXPECT_EQ(seen.task, TrainingTask::classes);
   EXPECT_EQ(seen.predicted, 11);
+  // peft writes no names of classes, and names a head that other models have.
+  fs::copy_file(fs::path(folder_ / "tokenizer/tokenizer.json"),
+                fs::path(folder_ / "masked/tokenizer.json"));
+  test::write_file(folder_ / "numbers.jsonl",
+                   "{\"text\": \"good b\", \"label\": 1}\n{\"text\": \"bad\", \"label\": 0}\n");
+  adapted.data = {folder_ / "numbers.jsonl"};
+  const auto named = evaluated(adapted, 2);
+  fs::remove(fs::path(folder_ / "run/labels.json"));
+  auto of_peft = config;
+  of_peft["modules_to_save"] = {"classifier", "pooler", "score"};
+  test::write_file(folder_ / "run/adapter_config.json", of_peft.dump());
+  const auto unnamed = evaluated(adapted, 2);
+  EXPECT_EQ(unnamed.task, TrainingTask::classes);
+  EXPECT_EQ(unnamed.loss, named.loss);
   // The random values of a head that is not trained would be lost.
   options_.lora.modules_to_save = "classifier";
   EXPECT_THAT(message_of<ConfigError>([&] { trained(1, 0, 1); }),

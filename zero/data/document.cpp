@@ -6,17 +6,36 @@
 #include <tuple>
 
 #include "zero/base/error.h"
+#include "zero/data/read_chat_template.h"
 
 namespace zero {
+
+namespace {
+
+// GPT-2's folder names its end of a text in config.json alone, by its number. A model's embedding
+// may have more rows than its tokenizer has tokens, so a number that is no token ends nothing.
+std::optional<int64_t> end_of_model(const std::filesystem::path& folder,
+                                    const Tokenizer& tokenizer) {
+  const auto config = read_object(folder / "config.json");
+  const auto found = config.find("eos_token_id");
+  if (found == config.end() || !found->is_number_unsigned()) return {};
+  const auto token = found->get<uint64_t>();
+  if (token >= static_cast<uint64_t>(tokenizer.vocab_size())) return {};
+  return static_cast<int64_t>(token);
+}
+
+}  // namespace
 
 DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
   if (tokenizer.file().empty()) return;
   const auto folder = std::filesystem::absolute(tokenizer.file()).parent_path();
   chat_template_ = ChatTemplate::load(folder);
+  if (tokenizer.pieces_are_text()) return;
+  const auto special = tokenizer.special_tokens();
+  special_ = {special.begin(), special.end()};
   const auto end = special_token(folder, "eos_token");
-  if (end.empty() || tokenizer.pieces_are_text()) return;
-  end_ = tokenizer.token(end);
-  if (!end_) {
+  end_ = end.empty() ? end_of_model(folder, tokenizer) : tokenizer.token(end);
+  if (!end.empty() && !end_) {
     throw DataError(fmt::format("The eos_token of {} is \"{}\", which its tokenizer.json lacks.",
                                 folder.string(), end));
   }
@@ -36,6 +55,8 @@ Document DocumentEncoder::encode(const Example& example) const {
   if (!example.by_template && end_ && (tokens.empty() || tokens.back() != *end_))
     tokens.push_back(*end_);
   if (tokens.empty()) throw DataError("has no tokens");
+  document.ends_open = !example.by_template && !special_.contains(tokens.back()) &&
+                       (!end_ || tokens.back() != *end_);
   document.marks.assign(tokens.size(), 0);
   const auto place = [&](size_t offset) {
     if (offset == 0) return size_t{0};

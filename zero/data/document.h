@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -16,14 +17,16 @@ struct Document {
   std::vector<int64_t> tokens;
   std::vector<uint8_t> marks;  ///< of each token: Note [Marks of tokens] in token_file.h
   Label label{};               ///< of a text that is classified
+  /// No special token ends the text, and no template wrote it: an answer does not teach its end.
+  bool ends_open = false;
 };
 
 /// Any number of threads may use it at once.
 class DocumentEncoder {
  public:
-  /// `tokenizer` is borrowed. Its chat template and its end of a text (eos_token) are read in the
-  /// folder of its file. Throws DataError for a template that cannot be read, and for an end that
-  /// is no token.
+  /// `tokenizer` is borrowed. Its chat template and its end of a text (eos_token, or else the
+  /// eos_token_id of config.json) are read in the folder of its file. Throws DataError for a
+  /// template that cannot be read, and for an end that is no token.
   explicit DocumentEncoder(const Tokenizer& tokenizer);
 
   /// See read_example.
@@ -36,10 +39,14 @@ class DocumentEncoder {
   /// DataError as Tokenizer::encode_pair.
   Document encode(const LabelledText& text) const;
 
+  /// Returns the token that ends a text.
+  std::optional<int64_t> end() const { return end_; }
+
  private:
   const Tokenizer& tokenizer_;
   std::optional<ChatTemplate> chat_template_;
   std::optional<int64_t> end_;
+  std::set<int64_t> special_;
 };
 
 }  // namespace zero

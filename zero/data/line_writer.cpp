@@ -55,6 +55,7 @@ void LineWriter::write(size_t begin, size_t end, std::string_view name, int64_t&
       output.write(narrow);
       marks.write(made.marks.data(), made.marks.size());
       ++result.documents;
+      result.open_documents += made.ends_open ? 1 : 0;
       if (labels_ != nullptr) {
         const auto& label = made.label;
         if (!labels_->empty() && labels_->front().number.has_value() != label.number.has_value())

@@ -35,6 +35,8 @@ class LineWriter {
   void write(size_t begin, size_t end, std::string_view name, int64_t& tokens,
              PrepareResult& result) const;
 
+  const DocumentEncoder& encoder() const { return encoder_; }
+
  private:
   struct Line {
     std::string text;

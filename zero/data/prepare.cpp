@@ -15,8 +15,10 @@
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
 #include "zero/checkpoint/whole_folder.h"
+#include "zero/data/chat_template.h"
 #include "zero/data/filter.h"
 #include "zero/data/line_writer.h"
+#include "zero/data/read_chat_template.h"
 #include "zero/data/round_trip.h"
 #include "zero/data/text_files.h"
 #include "zero/data/token_output.h"
@@ -144,7 +146,7 @@ constexpr std::string_view kProbe =
 bool adopt(const fs::path& source, const fs::path& model) {
   const auto bytes = read_file(source, &fail<DataError>);
   write_file(model, bytes, fail<DataError>);
-  if (keeps(Tokenizer::load(model), kProbe)) return false;
+  if (keeps(Tokenizer::load(source), kProbe)) return false;
   write_file(model, bytes + std::string(kKeepText), fail<DataError>);
   return true;
 }
@@ -203,11 +205,22 @@ Tokenizer make_tokenizer(const PrepareOptions& options, const FilterInput& train
   return Tokenizer::load(model);
 }
 
-// Copies a tokenizer.json, and what lies beside it.
+// Copies a tokenizer.json, and what lies beside it. Errors of the tokenizer name `file`.
 Tokenizer adopt_json(const fs::path& file, const fs::path& folder) {
+  auto tokenizer = Tokenizer::load(file);
   write_file(folder / "tokenizer.json", read_file(file, fail<DataError>), fail<DataError>);
-  copy_files(file.parent_path(), folder, kBesideTokenizer, fail<DataError>);
-  return Tokenizer::load(folder / "tokenizer.json");
+  copy_files(fs::absolute(file).parent_path(), folder, kBesideTokenizer, fail<DataError>);
+  return tokenizer;
+}
+
+// Writes the end of a text that only the model's config.json named beside the copy of the
+// tokenizer, where its readers look for it.
+void name_end(const fs::path& folder, const Tokenizer& tokenizer, std::optional<int64_t> end) {
+  if (!end || !special_token(folder, "eos_token").empty()) return;
+  const auto path = folder / "special_tokens_map.json";
+  auto tokens = read_object(path);
+  tokens["eos_token"] = tokenizer.piece(static_cast<uint32_t>(*end));
+  write_file(path, tokens.dump(2) + "\n", fail<DataError>);
 }
 
 }  // namespace
@@ -247,6 +260,7 @@ PrepareResult prepare(const PrepareOptions& options) {
   if (by_lines) {
     std::vector<Label> labels;
     const LineWriter lines(text, tokenizer, folder.path(), options.classify ? &labels : nullptr);
+    name_end(folder.path(), tokenizer, lines.encoder().end());
     lines.write(0, boundary, "train", result.train_tokens, result);
     const size_t training = labels.size();
     if (!options.whole) lines.write(boundary, text.size(), "val", result.validation_tokens, result);
@@ -267,13 +281,14 @@ PrepareResult prepare(const PrepareOptions& options) {
                        result.unknown_tokens);
   }
 
-  nlohmann::ordered_json meta{
-      {"tokenizer", by_bytes ? std::string("bytes") : tokenizer.file().filename().string()},
-      {"vocab_size", result.vocab_size},
-      {"train_tokens", result.train_tokens},
-      {"validation_tokens", result.validation_tokens},
-      {"train_bytes", result.train_bytes},
-      {"validation_bytes", result.validation_bytes}};
+  nlohmann::ordered_json meta{{"tokenizer", by_bytes         ? "bytes"
+                                            : source.empty() ? "tokenizer.model"
+                                                             : "tokenizer.json"},
+                              {"vocab_size", result.vocab_size},
+                              {"train_tokens", result.train_tokens},
+                              {"validation_tokens", result.validation_tokens},
+                              {"train_bytes", result.train_bytes},
+                              {"validation_bytes", result.validation_bytes}};
   if (by_lines) {
     meta["documents"] = result.documents;
     if (options.classify) meta["labels"] = result.classes;

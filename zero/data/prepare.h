@@ -43,6 +43,7 @@ struct PrepareResult {
   /// Tokens of a tokenizer.json that stand for what has no token.
   int64_t unknown_tokens = 0;
   int64_t documents = 0;               ///< of JSON lines, in both splits
+  int64_t open_documents = 0;          ///< those that no special token ends
   std::vector<std::string> classes{};  ///< the names of the labels by number
   int64_t supervised_tokens = 0;       ///< of JSON lines, in both splits: the targets of the loss
 };

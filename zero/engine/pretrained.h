@@ -37,6 +37,9 @@ struct PretrainedReport {
   std::vector<std::string> missing;    ///< parameters that the files do not have
   std::vector<std::string> kept;       ///< PretrainedOptions::added that the files do not have
   std::vector<std::string> left_over;  ///< tensors that no parameter or buffer took
+  /// Buffers that the files do not have, such as a mean that batch normalisation keeps: they keep
+  /// the values of the module.
+  std::vector<std::string> kept_buffers;
 };
 
 /// Begins anew from the weights at `path`, a safetensors file or a folder: `model.safetensors`, or

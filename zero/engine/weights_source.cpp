@@ -65,8 +65,11 @@ class WeightsSource final : public StateSource {
     check_missing(options);
     for (const auto& [name, buffer] : model.plain_buffers()) {
       buffers_.push_back(find({buffer_key(name), name}));
-      if (!buffers_.back().empty())
+      if (buffers_.back().empty()) {
+        report_.kept_buffers.push_back(name);
+      } else {
         check(buffers_.back(), buffer.sizes().vec(), name, buffer.scalar_type());
+      }
     }
     for (const auto& name : files_.names()) {
       if (!used_.contains(name)) report_.left_over.push_back(name);

@@ -266,6 +266,16 @@ bool has_adapter_labels(const std::string& folder) {
   }
 }
 
+int64_t read_adapter_classes(const std::string& folder) {
+  if (!has_adapter_labels(folder)) return 0;
+  const SafetensorsReader file(fs::path(folder) / kAdapterWeights);
+  for (const auto& info : file.tensors()) {
+    if (ends_with_name(info.name, "classifier.weight") && info.shape.size() == 2)
+      return info.shape.front();
+  }
+  return 0;
+}
+
 void save_adapter(Engine& engine, const Lora& lora, const std::string& folder,
                   const SaveAdapterOptions& options) {
   std::vector<TensorInfo> infos;

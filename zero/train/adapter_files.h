@@ -33,6 +33,11 @@ std::string base_model_of(const std::string& folder);
 /// another program wrote it. Throws CheckpointError.
 std::vector<std::string> read_adapter_labels(const std::string& folder);
 
+/// Returns the number of classes of a peft folder whose task_type is `kClassesTask`: the rows of
+/// its classifier. Returns 0 for another task, and if the adapter brings no classifier. Throws
+/// CheckpointError where the weights cannot be read.
+int64_t read_adapter_classes(const std::string& folder);
+
 /// The task_type of peft's folders whose model tells classes apart.
 inline constexpr const char* kClassesTask = "SEQ_CLS";
 

@@ -63,9 +63,15 @@ std::optional<Lora> choose_trained(LanguageModel& model, const Options& options)
 }
 
 void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options) {
-  if (options.lora.adapter.empty()) return;
-  if (auto labels = read_adapter_labels(options.lora.adapter); !labels.empty())
-    sizes.set_head(Head::classes, std::move(labels));
+  const auto& adapter = options.lora.adapter;
+  if (adapter.empty()) return;
+  auto labels = read_adapter_labels(adapter);
+  if (labels.empty() && sizes.head() != Head::classes) {
+    // peft leaves the names to the program that builds its model, which calls them so.
+    const int64_t classes = read_adapter_classes(adapter);
+    for (int64_t i = 0; i < classes; ++i) labels.push_back(fmt::format("LABEL_{}", i));
+  }
+  if (!labels.empty()) sizes.set_head(Head::classes, std::move(labels));
 }
 
 ParameterCounts ParameterCounts::by_memory(int64_t element_bytes) const {

@@ -17,8 +17,10 @@ namespace zero::train {
 /// another, and CheckpointError for a folder that holds no adapter.
 std::optional<Lora> choose_trained(LanguageModel& model, const Options& options);
 
-/// Gives the model the classes of the options' adapter, if that tells classes apart. Throws
-/// ConfigError where these models cannot, and CheckpointError.
+/// Gives the model the classes of the options' adapter, if that tells classes apart. Where its
+/// folder does not name them, a model that has classes keeps its own names, and another calls them
+/// LABEL_0 and so on, as transformers does. Throws ConfigError where these models cannot, and
+/// CheckpointError.
 void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options);
 
 struct ParameterCounts {

@@ -10,6 +10,7 @@
 #include <ctime>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "zero/data/tokenizers/characters.h"
@@ -154,7 +155,7 @@ List pairs_of(const Value& value) {
   if (value.undefined()) return pairs;
   if (value.dict() == nullptr)
     throw Fault(fmt::format("a dict is needed and not {}", value.kind()));
-  for (const auto& [key, each] : *value.dict()) pairs.emplace_back(List{key, each});
+  for (const auto& [key, each] : *value.dict()) pairs.push_back(Value::tuple({key, each}));
   return pairs;
 }
 
@@ -224,18 +225,32 @@ Value map_filter(const Arguments& a) {
   return out;
 }
 
+// Returns the number that a text is, with or without a sign.
+template <typename Number>
+std::optional<Number> number_in(std::string_view text) {
+  if (text.starts_with('+') && !text.substr(1).starts_with('-')) text.remove_prefix(1);
+  Number number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return number;
+}
+
+int64_t whole(double number) {
+  if (!(std::abs(number) < 9e18)) throw Fault("a number is too large");
+  return static_cast<int64_t>(number);
+}
+
 Value to_integer(const Arguments& a) {
   const auto& value = a.values[0];
   if (value.integer()) return value.as_integer();
-  if (value.number()) {
-    const double number = value.as_double();
-    if (!(std::abs(number) < 9e18)) throw Fault("a number is too large");
-    return static_cast<int64_t>(number);
-  }
+  if (value.number()) return whole(value.as_double());
+  if (const auto base = a.get(2, "base", int64_t{10}); !(base == Value(int64_t{10})))
+    throw Fault(fmt::format("the base {} of an integer is not supported", base.text()));
   if (const auto* text = value.string()) {
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
-    if (error == std::errc() && end == text->data() + text->size() && !text->empty()) return number;
+    const auto digits = stripped(*text, {}, true, true);
+    if (const auto number = number_in<int64_t>(digits)) return *number;
+    if (const auto number = number_in<double>(digits); number && std::isfinite(*number))
+      return whole(*number);
   }
   return a.get(1, "default", int64_t{0});
 }
@@ -469,10 +484,10 @@ Value compute(std::string_view sign, const Value& x, const Value& y) {
   if (sign == "~") return x.text() + y.text();
   if (sign == "+" && x.string() != nullptr && y.string() != nullptr)
     return *x.string() + *y.string();
-  if (sign == "+" && x.list() != nullptr && y.list() != nullptr) {
+  if (sign == "+" && x.list() != nullptr && y.list() != nullptr && x.is_tuple() == y.is_tuple()) {
     auto all = *x.list();
     all.insert(all.end(), y.list()->begin(), y.list()->end());
-    return all;
+    return x.is_tuple() ? Value::tuple(std::move(all)) : Value(std::move(all));
   }
   if (sign == "*" && x.string() != nullptr && y.integer()) {
     std::string out;
@@ -583,6 +598,7 @@ Value slice_of(const Value& object, const Value& from, const Value& to, const Va
       cut.append(*text, places[at], places[at + 1] - places[at]);
     }
   }
+  if (object.is_tuple()) return Value::tuple(std::move(out));
   return text == nullptr ? Value(std::move(out)) : Value(std::move(cut));
 }
 

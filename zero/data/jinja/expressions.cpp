@@ -26,7 +26,7 @@ class ExpressionParser {
       if (in_.peek().kind == TokenKind::end_tag || in_.sees(")")) break;
       all.push_back(expression());
     }
-    return list_of(std::move(all));
+    return tuple_of(std::move(all));
   }
 
   Expression expression() {
@@ -58,11 +58,17 @@ class ExpressionParser {
   }
 
  private:
+  static List values_of(const std::vector<Expression>& all, State& state) {
+    List list;
+    for (const auto& each : all) list.push_back(each(state));
+    return list;
+  }
   static Expression list_of(std::vector<Expression> all) {
+    return [all = std::move(all)](State& state) { return made(state, values_of(all, state)); };
+  }
+  static Expression tuple_of(std::vector<Expression> all) {
     return [all = std::move(all)](State& state) {
-      List list;
-      for (const auto& each : all) list.push_back(each(state));
-      return made(state, std::move(list));
+      return made(state, Value::tuple(values_of(all, state)));
     };
   }
 
@@ -155,18 +161,21 @@ class ExpressionParser {
   Expression sum() {
     return chain({"+", "-"}, [this] {
       return chain({"~"}, [this] {
-        return chain({"*", "/", "//", "%"}, [this] { return unary(); });
+        return chain({"*", "/", "//", "%"},
+                     [this] { return chain({"**"}, [this] { return signed_value(true); }); });
       });
     });
   }
 
-  Expression unary() {
+  // A sign binds tighter than filters, tests and powers: "-5|abs" is 5, and "-2**2" is 4.
+  Expression signed_value(bool filters) {
     const TokenReader::Depth guard(in_);
     if (in_.accept("-")) {
-      return [value = unary()](State& state) { return compute("-", int64_t{0}, value(state)); };
+      return postfix([value = signed_value(false)](
+                         State& state) { return compute("-", int64_t{0}, value(state)); },
+                     filters);
     }
-    if (in_.accept("+")) return unary();
-    return chain({"**"}, [this] { return postfix(primary()); });
+    return postfix(in_.accept("+") ? signed_value(false) : primary(), filters);
   }
 
   Expression primary() {
@@ -200,7 +209,7 @@ class ExpressionParser {
       return [name = token.text](State& state) { return state.look_up(name); };
     }
     if (in_.accept("(")) {
-      if (in_.accept(")")) return list_of({});
+      if (in_.accept(")")) return tuple_of({});
       auto inner = list_expression();
       in_.expect(")");
       return inner;
@@ -270,7 +279,7 @@ class ExpressionParser {
     return made;
   }
 
-  Expression postfix(Expression value) {
+  Expression postfix(Expression value, bool filters) {
     for (;; count_link()) {
       if (in_.accept(".")) {
         value = attribute(std::move(value));
@@ -284,9 +293,9 @@ class ExpressionParser {
             throw Fault(fmt::format("{} is called", function.kind()));
           return made(state, (*function.function())(call.arguments(state)));
         };
-      } else if (in_.accept("|")) {
+      } else if (filters && in_.accept("|")) {
         value = filter(std::move(value));
-      } else if (in_.sees("is")) {
+      } else if (filters && in_.sees("is")) {
         in_.take();
         value = test(std::move(value));
       } else {

@@ -127,6 +127,17 @@ class Lexer {
     }
   }
 
+  // Returns the length of an exponent such as e-3 at a place; 0 if there is none.
+  static size_t exponent_at(std::string_view rest, size_t at) {
+    size_t end = at;
+    if (end == rest.size() || (rest[end] != 'e' && rest[end] != 'E')) return 0;
+    ++end;
+    if (end < rest.size() && (rest[end] == '+' || rest[end] == '-')) ++end;
+    const size_t digits = end;
+    while (end < rest.size() && is_digit(rest[end])) ++end;
+    return end > digits ? end - at : 0;
+  }
+
   void read_token(std::string_view rest, int& depth) {
     const char c = rest[0];
     if (c == '"' || c == '\'') return read_string(c);
@@ -137,6 +148,10 @@ class Lexer {
       if (size + 1 < rest.size() && rest[size] == '.' && is_digit(rest[size + 1])) {
         kind = TokenKind::number;
         for (++size; size < rest.size() && is_digit(rest[size]);) ++size;
+      }
+      if (const size_t exponent = exponent_at(rest, size); exponent > 0) {
+        kind = TokenKind::number;
+        size += exponent;
       }
       add(kind, std::string(rest.substr(0, size)));
       at_ += size;

@@ -41,7 +41,7 @@ class Parser : TokenReader {
         all.emplace_back([text = take().text](State& state) { state.write(text); });
       } else if (token.kind == TokenKind::begin_print) {
         const size_t line = take().line;
-        auto value = read_expression(*this);
+        auto value = read_list(*this);
         expect_end();
         all.emplace_back([value = std::move(value), line](State& state) {
           at_line(line, [&] { state.write(value(state).text()); });

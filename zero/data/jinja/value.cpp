@@ -71,12 +71,12 @@ void refuse_size() { throw Fault(fmt::format("a value has over {} MiB", kMostByt
 
 template <typename T>
 struct Value::Shared {
-  explicit Shared(T made, bool is_namespace = false)
-      : items(std::move(made)), extent(measured(items)), changes(is_namespace) {}
+  explicit Shared(T made, bool is_special = false)
+      : items(std::move(made)), extent(measured(items)), special(is_special) {}
 
   T items;
   Extent extent;
-  bool changes;
+  bool special;  // a dict is a namespace, a list a tuple
 };
 
 Value::Value(std::string value) : data_(std::move(value)) {
@@ -88,6 +88,12 @@ Value::Value(Dict dict) : data_(std::make_shared<Shared<Dict>>(std::move(dict)))
 Value Value::name_space(Dict dict) {
   Value made;
   made.data_ = std::make_shared<Shared<Dict>>(std::move(dict), true);
+  return made;
+}
+
+Value Value::tuple(List list) {
+  Value made;
+  made.data_ = std::make_shared<Shared<List>>(std::move(list), true);
   return made;
 }
 
@@ -108,7 +114,12 @@ const Function* Value::function() const {
 
 bool Value::changes() const {
   const auto* held = shared<Dict>();
-  return held != nullptr && held->changes;
+  return held != nullptr && held->special;
+}
+
+bool Value::is_tuple() const {
+  const auto* held = shared<List>();
+  return held != nullptr && held->special;
 }
 
 Extent Value::extent() const {
@@ -169,7 +180,7 @@ std::string_view Value::kind() const {
   constexpr std::string_view kKinds[] = {
       "an undefined value", "none",   "a boolean", "an integer", "a number",
       "a string",           "a list", "a dict",    "a function"};
-  return kKinds[data_.index()];
+  return is_tuple() ? "a tuple" : kKinds[data_.index()];
 }
 
 std::string Value::text() const {
@@ -194,12 +205,13 @@ std::string Value::repr() const {
 void Value::write_repr(std::string& out) const {
   std::string_view comma;
   if (const auto* all = list()) {
-    append(out, "[");
+    append(out, is_tuple() ? "(" : "[");
     for (const auto& each : *all) {
       append(out, std::exchange(comma, ", "));
       each.write_repr(out);
     }
-    append(out, "]");
+    if (is_tuple() && all->size() == 1) append(out, ",");
+    append(out, is_tuple() ? ")" : "]");
   } else if (const auto* members = dict()) {
     append(out, "{");
     for (const auto& [key, each] : *members) {
@@ -287,7 +299,7 @@ bool Value::operator==(const Value& other) const {
   if (number() && other.number()) return as_double() == other.as_double();
   if (data_.index() != other.data_.index()) return false;
   if (const auto* text = string()) return *text == *other.string();
-  if (const auto* all = list()) return *all == *other.list();
+  if (const auto* all = list()) return is_tuple() == other.is_tuple() && *all == *other.list();
   if (const auto* members = dict()) {
     if (members->size() != other.dict()->size()) return false;
     return std::all_of(members->begin(), members->end(), [&](const auto& member) {

@@ -64,6 +64,8 @@ class Value {
   Value(Function function) : data_(std::make_shared<Function>(std::move(function))) {}
   /// Returns a dict that set_member changes.
   static Value name_space(Dict dict);
+  /// Returns a list that prints in round brackets, and that no other kind of list equals.
+  static Value tuple(List list);
   static Value from_json(const nlohmann::ordered_json& json);
 
   bool undefined() const { return is<Undefined>(); }
@@ -76,6 +78,7 @@ class Value {
   const Dict* dict() const;
   const Function* function() const;
   bool changes() const;  ///< it is a namespace
+  bool is_tuple() const;
   Extent extent() const;
   /// Throws Fault for a value that is no namespace.
   void set_member(const std::string& name, Value value) const;
