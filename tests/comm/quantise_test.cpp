@@ -334,6 +334,19 @@ TEST(Quantise, KeepsZerosAndReadsFiniteBlocksAsFinite) {
   });
 }
 
+// Rounding such a NaN as a number would carry into its sign.
+TEST(Quantise, ANanOfAllBitsStaysOne) {
+  for_all([](const Quantisation& q) {
+    const std::vector<std::byte> message(static_cast<size_t>(wire_bytes(q, q.block)),
+                                         std::byte{0xFF});
+    for (const auto dtype : kDtypes) {
+      const auto read = array_of(dtype, message, q.block, q);
+      for (int64_t i = 0; i < q.block; ++i)
+        ASSERT_TRUE(std::isnan(read[static_cast<size_t>(i)])) << i;
+    }
+  });
+}
+
 TEST(Quantise, MakesTheWholeBlockNanOfAnyThatIsNotFinite) {
   for_all([](const Quantisation& q) {
     for (const float bad : {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")}) {

@@ -100,6 +100,7 @@ std::vector<std::string> seeds() {
       "0" + std::string(200, '[') + std::string(200, ']'),
       "1" + with_length("{" + x + "}", std::string(8, 'x')),
       "1" + std::string(16, '\xFF'),
+      "1" + std::string(300, '\xFF'),  // scales that are NaN with all of its bits
   };
   at::manual_seed(3);
   test::Tensors nested, plain, rows;

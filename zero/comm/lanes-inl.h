@@ -41,8 +41,9 @@ struct Bfloat16Lanes {
     const auto bits = hn::BitCast(du, v);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
-    const auto is_nan = hn::RebindMask(du, hn::Ne(v, v));
-    const auto result = hn::IfThenElse(is_nan, hn::Set(du, 0x7FC0), rounded);
+    // Ne is false for NaN on AVX-512.
+    const auto number = hn::RebindMask(du, hn::Eq(v, v));
+    const auto result = hn::IfThenElse(number, rounded, hn::Set(du, 0x7FC0));
     // The only demotion to 16 bits saturates as signed, so the values are sign-extended first.
     const hn::RebindToSigned<Tag> di;
     const hn::Rebind<int16_t, Tag> narrow;
