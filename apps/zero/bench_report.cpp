@@ -45,9 +45,7 @@ void JsonFile::write(const std::string& subject, const Json& machine, const Json
                    {"options", options},
                    {"results", results}};
   const std::string text = whole.dump(2) + "\n";
-  OutputFile file(path_, fail<Error>);
-  file.write(text.data(), text.size());
-  file.commit();
+  write_file(path_, text, fail<Error>);
 }
 
 void check_file(const char* option, const std::string& path) {

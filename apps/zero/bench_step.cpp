@@ -41,8 +41,8 @@
 #include "zero/device/stream.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/flops_profiler.h"
-#include "zero/models/architectures.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/language/language_model.h"
 #include "zero/models/layers/product_speed.h"
 #include "zero/train/accounts.h"
 #include "zero/train/device.h"
@@ -235,13 +235,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
 
 /// The model's sizes. Throws ConfigError where it cannot take the sequences.
 Gpt2Config model_of(const Options& options) {
-  auto sizes =
-      Gpt2Config::from_json(language_model_config(options.model)->to_json(), options.model);
-  if (options.seq > sizes.context) {
-    throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.",
-                                  options.seq, options.model, sizes.context));
-  }
-  return sizes;
+  return Gpt2Config::from_json(model_for_sequences(options.model, options.seq)->to_json(),
+                               options.model);
 }
 
 /// The independent trainers, those that meet after each step, or a stage.

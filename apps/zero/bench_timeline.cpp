@@ -32,7 +32,7 @@
 #include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/plan_units.h"
-#include "zero/models/architectures.h"
+#include "zero/models/language/language_model.h"
 #include "zero/paging/simulation.h"
 
 namespace zero::app::benchmarks {
@@ -211,11 +211,7 @@ struct Recording {
 };
 
 Recording record(const Options& options) {
-  auto sizes = language_model_config(options.model);
-  if (options.seq > sizes->context()) {
-    throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.",
-                                  options.seq, options.model, sizes->context()));
-  }
+  auto sizes = model_for_sequences(options.model, options.seq);
   sizes->set_dropout(0);
   const auto model = sizes->build();
   model->recompute({.every = options.recompute});
@@ -438,9 +434,7 @@ void write_picture(const Options& options, const std::string& title, const std::
                      row.step});
   }
   const auto picture = timeline_picture(title, caption, bands);
-  OutputFile file(options.svg, fail<Error>);
-  file.write(picture.data(), picture.size());
-  file.commit();
+  write_file(options.svg, picture, fail<Error>);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/models/architectures.h"
 #include "zero/planner/hardware.h"
 
 namespace zero::app {
@@ -131,6 +132,13 @@ double speed(const char* option, const std::string& text, Quantity what) {
                   "hardly meant. Give a unit, as {0} {5}.",
                   option, text, value, flops ? "FLOPs" : "bytes", plan::kLeastSpeed * 1e-6,
                   flops ? "800T" : "10Gbit/s or 10GB/s"));
+}
+
+std::unique_ptr<LanguageModelConfig> model_for_sequences(const std::string& model, int64_t seq) {
+  auto sizes = language_model_config(model);
+  if (seq <= sizes->context()) return sizes;
+  throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", seq,
+                                model, sizes->context()));
 }
 
 OptionParser::OptionParser(std::string name, std::string description, const std::string& program)

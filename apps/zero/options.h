@@ -3,12 +3,17 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/zero/subcommands.h"
 #include "zero/config/settings.h"
+
+namespace zero {
+class LanguageModelConfig;
+}  // namespace zero
 
 namespace zero::app {
 
@@ -45,5 +50,9 @@ double quantity(const char* option, const std::string& text, Quantity what);
 /// Returns the same of a speed. Throws ConfigError for a number without a unit that means less than
 /// plan::kLeastSpeed a second: one of Gbit/s or of TFLOP/s, mostly, that lacks its unit.
 double speed(const char* option, const std::string& text, Quantity what = Quantity::bytes);
+
+/// Returns the sizes of the model of that name or in that config.json. Throws ConfigError as
+/// language_model_config, and for sequences of --seq that are longer than the model takes.
+std::unique_ptr<LanguageModelConfig> model_for_sequences(const std::string& model, int64_t seq);
 
 }  // namespace zero::app

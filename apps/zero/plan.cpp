@@ -9,7 +9,7 @@
 #include "apps/zero/plan_tables.h"
 #include "zero/base/error.h"
 #include "zero/checkpoint/file.h"
-#include "zero/models/architectures.h"
+#include "zero/models/language/language_model.h"
 #include "zero/planner/answer_json.h"
 #include "zero/planner/answer_text.h"
 #include "zero/planner/here.h"
@@ -34,11 +34,7 @@ int run(const Arguments& arguments) {
     return 0;
   }
   if (o.papers) return print_papers() ? 0 : kFailed;
-  const auto sizes = language_model_config(o.model);
-  if (o.seq > sizes->context()) {
-    throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", o.seq,
-                                  o.model, sizes->context()));
-  }
+  const auto sizes = model_for_sequences(o.model, o.seq);
   if (o.operators) {
     print_operators(o, *sizes);
     return 0;
@@ -106,9 +102,7 @@ int run(const Arguments& arguments) {
   if (!o.svg.empty()) {
     const auto picture =
         report::plan_picture(title, answer, cluster, points, static_cast<size_t>(o.rows));
-    OutputFile file(o.svg, fail<Error>);
-    file.write(picture.data(), picture.size());
-    file.commit();
+    write_file(o.svg, picture, fail<Error>);
     fmt::print("\nThe picture is in {}.\n", o.svg);
   }
   if (!o.out.empty()) {
@@ -117,9 +111,7 @@ int run(const Arguments& arguments) {
           fmt::format("Nothing fits, so {} was not written. {}", o.out, answer.binds));
     }
     const auto text = plan::ds_config(answer.best(), o.nvme_path);
-    OutputFile file(o.out, fail<Error>);
-    file.write(text.data(), text.size());
-    file.commit();
+    write_file(o.out, text, fail<Error>);
     fmt::print("\nThe configuration of the first one is in {}.\n", o.out);
   }
   Json settings{{"model", o.model},

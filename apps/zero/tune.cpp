@@ -39,7 +39,7 @@
 #include "zero/config/fields.h"
 #include "zero/config/settings.h"
 #include "zero/data/dataset.h"
-#include "zero/models/architectures.h"
+#include "zero/models/language/language_model.h"
 #include "zero/planner/calibrate.h"
 #include "zero/planner/halving.h"
 #include "zero/planner/here.h"
@@ -508,7 +508,7 @@ class Tuning {
     const auto& best = tried.front();
     if (!best.speed.failure.empty()) return false;
     const auto& c = ranking_.candidates[best.candidate];
-    write_text(folder_ / "ds_config.json", file_of(c).dump(2) + "\n");
+    write_file(folder_ / "ds_config.json", file_of(c).dump(2) + "\n", fail<Error>);
     const auto tokens = static_cast<double>(o_.batch * o_.seq);
     const bool tied = std::ranges::any_of(tried, [&](const plan::Tried& each) {
       return each.steps == best.steps && each.speed.failure.empty() &&
@@ -568,15 +568,10 @@ class Tuning {
     auto machine = Json::parse(plan::to_json(plan::calibrated(question(), steps)));
     machine["source"] = fmt::format("zero tune: {} tries of {}", steps.size(), o_.model);
     const auto file = folder_ / "hardware.json";
-    write_text(file, machine.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    write_file(file, machine.dump(2, ' ', false, Json::error_handler_t::replace) + "\n",
+               fail<Error>);
     fmt::print("{} has this machine's speeds by these tries, for --hardware of the next plan.\n",
                file.string());
-  }
-
-  static void write_text(const fs::path& path, const std::string& text) {
-    OutputFile file(path, fail<Error>);
-    file.write(text.data(), text.size());
-    file.commit();
   }
 
   /// Returns the candidate's keys over those of --config.
@@ -596,7 +591,7 @@ class Tuning {
     const auto run = folder_ / name;
     const auto config = folder_ / (name + ".json");
     const auto printed = folder_ / (name + ".txt");
-    write_text(config, file_of(c).dump(2) + "\n");
+    write_file(config, file_of(c).dump(2) + "\n", fail<Error>);
     std::vector<std::string> arguments{"train",
                                        "--config",
                                        config,
@@ -644,8 +639,8 @@ class Tuning {
     }
     Json whole{{"question", question_}, {"order", order_}, {"tries", tries}};
     whole.update(ranking_.json());
-    write_text(folder_ / "tune.json",
-               whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    write_file(folder_ / "tune.json",
+               whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", fail<Error>);
   }
 
   const Options& o_;
@@ -670,11 +665,7 @@ int run(const Arguments& arguments) {
         "nothing says by how much.",
         o.steps, plan::kFewestSteps));
   }
-  const auto sizes = language_model_config(o.model);
-  if (o.seq > sizes->context()) {
-    throw ConfigError(fmt::format("--seq is {}, but the model {} takes at most {} tokens.", o.seq,
-                                  o.model, sizes->context()));
-  }
+  const auto sizes = model_for_sequences(o.model, o.seq);
   train::check_folder(o.out, "The option 'out'", "Give another --out.");
   check_files(o);
   const auto settings = settings_of(o);

@@ -196,12 +196,9 @@ std::set<std::string> RunFolder::jobs() const {
 }
 
 void RunFolder::write_jobs(const std::set<std::string>& names) const {
-  OutputFile file(path_ / kJobs, fail<CheckpointError>);
-  for (const auto& name : names) {
-    const auto line = name + "\n";
-    file.write(line.data(), line.size());
-  }
-  file.commit();
+  std::string lines;
+  for (const auto& name : names) lines += name + "\n";
+  write_file(path_ / kJobs, lines, fail<CheckpointError>);
 }
 
 std::vector<int64_t> RunFolder::checkpoints() const {
