@@ -615,9 +615,13 @@ void add_engine(All& all) {
        .cost = "No clipping. Saves the gradients' memory."},
       &Config::update_in_backward);
   engine.add("update_in_forward",
-             {.sentence = "Stage 3: update units whose parameters are on disk during the next "
-                          "forward pass, before their first use in it",
-              .details = "Works with clipping. With `update_in_backward` it completes the updates "
+             {.sentence = "Stage 3: update units during the next forward pass, before their first "
+                          "use in it: those whose parameters are on disk, and between hosts those "
+                          "in memory",
+              .details = "In memory the first gather waits for its own unit's update alone; this "
+                         "is so where ranks shard over several hosts on the CPU, without hpZ, "
+                         "offloading and delayed updates, and for optimizers whose update takes "
+                         "one sweep. It takes no more memory. Works with clipping. With `update_in_backward` it completes the updates "
                          "that backward has not finished. Results are the same bit for bit. An "
                          "error of the disk may appear in the next step. Not in DeepSpeed.",
               .option = "--no-update-in-forward"},

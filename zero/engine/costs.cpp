@@ -117,6 +117,7 @@ void add_update(const PlannedStep& step, const UnitPlan& plan, const DiskTier::U
   costs.update = sweeps * (owned * (bytes(plan.gradient_dtype) + bytes(plan.dtype)) +
                            2 * plan.optimizer_bytes(owned));
   costs.updated_on_host = plan.optimizer_at != Tier::device;
+  costs.updated_in_gather = step.timing.stays_in_memory(plan);
 }
 
 paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier::Unit& on_disk) {
@@ -196,7 +197,7 @@ PlannedStep planned_step(const partition::Layout& layout, const std::vector<Unit
       .units = units,
       .grid = grid,
       .sharded = sharded,
-      .timing = UpdateTiming::of(config, sharded),
+      .timing = UpdateTiming::of(config, sharded, grid),
       .passes = config.layer_major_accumulation ? 1 : config.gradient_accumulation_steps,
       .kept_on_hosts = config.hpz_partition_size > 1 && grid.shard_group().hosts > 1,
       .feedback = config.quantised.feedback.has_value(),

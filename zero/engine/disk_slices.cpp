@@ -63,7 +63,6 @@ class BufferedSlices final : public SliceSource {
 };
 
 at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
-  updates_.complete_before_read(unit);
   auto& read = reads_[static_cast<size_t>(unit)];
   {
     const std::lock_guard lock(mutex_);
@@ -146,13 +145,10 @@ BufferedSlices::Buffer BufferedSlices::take_buffer(int64_t bytes) {
 // Reads the slices of a rank that is alone, which are whole units, straight to their place.
 class DirectSlices final : public SliceSource {
  public:
-  DirectSlices(StateTable& table, PendingUpdates& updates)
-      : table_(table),
-        updates_(updates),
-        transfers_(static_cast<size_t>(table.layout().unit_count())) {}
+  explicit DirectSlices(StateTable& table)
+      : table_(table), transfers_(static_cast<size_t>(table.layout().unit_count())) {}
 
   at::Tensor bring(int64_t unit, const at::Tensor& place) override {
-    updates_.complete_before_read(unit);
     transfer(unit) = table_.start_read(unit, State::parameters, place.data_ptr());
     return {};
   }
@@ -165,7 +161,6 @@ class DirectSlices final : public SliceSource {
   store::Transfer& transfer(int64_t unit) { return transfers_[static_cast<size_t>(unit)]; }
 
   StateTable& table_;
-  PendingUpdates& updates_;
   std::vector<store::Transfer> transfers_;  // by unit
 };
 
@@ -174,7 +169,7 @@ class DirectSlices final : public SliceSource {
 std::unique_ptr<SliceSource> disk_slices(StateTable& table, PendingUpdates& updates,
                                          DiskReads reads) {
   if (table.group().size() == 1 && table.device().is_cpu())
-    return std::make_unique<DirectSlices>(table, updates);
+    return std::make_unique<DirectSlices>(table);
   return std::make_unique<BufferedSlices>(table, updates, reads);
 }
 

@@ -84,6 +84,7 @@ std::vector<double> Engine::group_norms() {
 
 int64_t Engine::parameter_steps(std::string_view name) const {
   const auto index = static_cast<size_t>(impl_->plan.model().index_of(name));
+  if (!impl_->flows.schedule().delayed()) impl_->flows.schedule().finish();
   return impl_->flows.update().steps()[index];
 }
 

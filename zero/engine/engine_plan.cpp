@@ -41,7 +41,7 @@ EnginePlan::EnginePlan(NamedTensors tensors, const std::vector<ParameterGroup>& 
   const int shards = placement_.shards->size();
   config_ = with_tiers(std::move(config_), model_, shards, available_);
   placement_.sharded = sharded_states(config_, shards);
-  timing_ = UpdateTiming::of(config_, placement_.sharded);
+  timing_ = UpdateTiming::of(config_, placement_.sharded, placement_.planned().grid);
   units_ = plan_units(layout_, model_.shape(), config_, placement_.planned());
   check_passes();
   check_on_device(config_, timing_, model_, placement_.shards->topology());

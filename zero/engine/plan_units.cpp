@@ -90,7 +90,7 @@ std::vector<UnitPlan> plan_units(const partition::Layout& layout, const ModelSha
                                  const Config& config, const PlannedRanks& ranks) {
   FormSettings settings{.ranks = ranks, .sharded = sharded_states(config, ranks.grid.shards)};
   const auto& sharded = settings.sharded;
-  settings.in_backward = UpdateTiming::of(config, sharded).in_backward;
+  settings.in_backward = UpdateTiming::of(config, sharded, ranks.grid).in_backward;
   const auto owned = [&](int64_t unit) {
     return partition::owned_range(layout, unit, sharded,
                                   static_cast<int>(ranks.grid.place(ranks.rank).shard));

@@ -14,7 +14,8 @@
 
 namespace zero {
 
-/// Called by one thread at a time for a given unit, and by several for different ones.
+/// Called by one thread at a time for a given unit, and by several for different ones. The update of
+/// a unit has been completed before its slice is brought.
 class SliceSource {
  public:
   virtual ~SliceSource() = default;
@@ -46,7 +47,7 @@ struct DiskReads {
 
 // The arguments outlive the source.
 std::unique_ptr<SliceSource> memory_slices(StateTable& table);
-/// A slice is read after its unit's update among `updates`.
+/// A slice is read ahead only after its unit's update among `updates`.
 std::unique_ptr<SliceSource> disk_slices(StateTable& table, PendingUpdates& updates,
                                          DiskReads reads);
 

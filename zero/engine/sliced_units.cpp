@@ -21,6 +21,7 @@ class SlicedUnits final : public PagedSource {
       : PagedSource(parts), reads_(reads), gathers_(static_cast<size_t>(layout().unit_count())) {}
 
   paging::UnitSource* start(PendingUpdates& updates) override {
+    updates_ = &updates;
     sources_ = {memory_slices(table()), disk_slices(table(), updates, reads_)};
     for (int64_t u = 0; u < layout().unit_count(); ++u) {
       const bool on_disk = table().transfer_bytes(u, State::parameters) > 0;
@@ -43,6 +44,8 @@ class SlicedUnits final : public PagedSource {
       if (source) source->forget();
     }
   }
+
+  void prepare(int64_t unit) override { updates_->complete_before_read(unit); }
 
   void gather(int64_t unit, void* destination) override {
     const auto& plan = table().plan(unit);
@@ -83,6 +86,7 @@ class SlicedUnits final : public PagedSource {
   }
 
   DiskReads reads_;
+  PendingUpdates* updates_ = nullptr;
   StreamMark published_;             // marks the end of the last writes to the parameters
   std::vector<comm::Work> gathers_;  // by unit
   std::array<std::unique_ptr<SliceSource>, 2> sources_;  // in memory and on the disk

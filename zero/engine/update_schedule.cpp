@@ -1,5 +1,7 @@
 #include "zero/engine/update_schedule.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -19,7 +21,8 @@ UpdateSchedule::UpdateSchedule(const EnginePlan& plan, const StepProgress& progr
       timing_(plan.timing()),
       progress_(progress),
       writes_(writes),
-      pending_(plan.units().size(), 0) {
+      pending_(plan.units().size(), 0),
+      left_(plan.units().size()) {
   if (timing_.in_backward) all_present_.assign(plan.model().names().size(), 1);
   if (!timing_.any_beside(plan.units())) return;
   queue_ = std::make_unique<UpdateQueue>([this] {
@@ -115,7 +118,13 @@ void UpdateSchedule::sweep_first(size_t batch, double scale) {
 
 void UpdateSchedule::update_now(double scale) {
   const auto update = [&](int64_t u) {
-    if (table_.trainable(u)) update_.update(u, reduce_.detached(u), scale, present_);
+    if (table_.trainable(u)) {
+      if (timing_.may_stay_pending(table_.plan(u))) {
+        leave(u, scale);
+      } else {
+        update_.update(u, reduce_.detached(u), scale, present_);
+      }
+    }
     writes_.publish(u);
   };
   const auto& batches = update_.sweeps().batches();
@@ -127,6 +136,15 @@ void UpdateSchedule::update_now(double scale) {
     if (!update_.two_sweeps(u)) update(u);
   }
   table_.end_updates();
+}
+
+// Leaves the update to the thread that completes it, with the sum that it reads.
+void UpdateSchedule::leave(int64_t unit, double scale) {
+  const std::lock_guard lock(left_mutex_);
+  left_[static_cast<size_t>(unit)] = [this, unit, scale, gradient = reduce_.detached(unit)] {
+    update_.update(unit, gradient, scale, present_);
+  };
+  pending_[static_cast<size_t>(unit)] = 1;
 }
 
 void UpdateSchedule::take_back_updates() {
@@ -144,7 +162,7 @@ bool UpdateSchedule::may_read_now(int64_t unit) const {
 }
 
 void UpdateSchedule::complete_before_read(int64_t unit) {
-  if (!may_read_now(unit)) finish_unit(unit);
+  if (!delayed_) finish_unit(unit);
 }
 
 bool UpdateSchedule::try_complete(int64_t unit) {
@@ -154,7 +172,22 @@ bool UpdateSchedule::try_complete(int64_t unit) {
   return true;
 }
 
+// Runs an update that was left to the thread that completes it.
+void UpdateSchedule::run_left(int64_t unit) {
+  const std::lock_guard lock(left_mutex_);
+  auto& update = left_[static_cast<size_t>(unit)];
+  if (!update) return;
+  const c10::NoGradGuard no_grad;
+  update();
+  update = {};  // frees the sum
+  pending_[static_cast<size_t>(unit)] = 0;
+}
+
 void UpdateSchedule::finish_unit(int64_t unit) {
+  if (!queue_) {
+    run_left(unit);
+    return;
+  }
   auto& pending = pending_[static_cast<size_t>(unit)];
   if (pending == 0) return;
   counted([&] {
@@ -165,6 +198,7 @@ void UpdateSchedule::finish_unit(int64_t unit) {
 }
 
 bool UpdateSchedule::pending() const {
+  const std::lock_guard lock(left_mutex_);
   return std::find(pending_.begin(), pending_.end(), 1) != pending_.end();
 }
 
@@ -172,7 +206,7 @@ void UpdateSchedule::finish() {
   if (!pending()) return;
   if (delayed_) {
     compute_delayed();
-  } else {
+  } else if (queue_) {
     counted([&] { queue_->wait_all(); });
   }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
@@ -205,7 +239,13 @@ void UpdateSchedule::wait() {
 }
 
 void UpdateSchedule::discard() {
-  for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
+  if (queue_) {
+    for (int64_t u = 0; u < layout_.unit_count(); ++u) finish_unit(u);
+  } else {
+    const std::lock_guard lock(left_mutex_);
+    std::ranges::fill(left_, std::function<void()>());
+    std::ranges::fill(pending_, uint8_t{0});
+  }
   table_.drop_new_parameters();
 }
 

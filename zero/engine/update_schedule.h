@@ -3,9 +3,10 @@
 // Note [When updates run]
 // now              in `step`, unit by unit
 // in backward      as soon as a unit's gradient is reduced, beside the rest of the pass
-// in next forward  after `step`, up to the unit's first use
+// in next forward  after `step`, up to the unit's next gather
 // delayed          beside the whole of the next step, which uses weights one update old
-// One thread (UpdateQueue) runs all updates except those that run in `step`. If other code still
+// One thread (UpdateQueue) runs all updates except those that run in `step` or in a gather. If
+// other code still
 // uses a unit's old parameters, the new ones wait in memory of their own until
 // StateTable::use_new_parameters. Results are those of updates in `step`, bit for bit. Those of
 // delayed updates depend on nothing but the delay.
@@ -33,12 +34,23 @@
 // schedule, so the configuration is refused there.
 //
 // Note [Update in forward]
-// Nobody needs the new parameters of a unit before the next forward pass gathers it. If they lie on
-// a disk, each rank reads its own slice for that gather. So it can wait for its own update then,
-// and no rank needs to tell another. The disk moves the optimizer's states while the first layers
-// compute already, with clipping too. The next backward pass changes the inputs of these updates
-// (gradients on a disk, learning rates). So it first completes the updates of units that forward
-// has not used. Units in memory are updated within `step`.
+// Nobody needs the new parameters of a unit before the next forward pass gathers it. If each rank
+// brings its own slice to that gather, it can wait for its own update then, and no rank needs to
+// tell another. The next backward pass changes the inputs of these updates (gradients on a disk,
+// learning rates). So it first completes the updates of units that forward has not used. Whoever
+// reads states by name, saves or loads them completes all before. UpdateTiming tells which units
+// may wait:
+// - Units whose parameters are on a disk. The disk moves the optimizer's states while the first
+//   layers compute already, with clipping too. The queue's thread runs these updates.
+// - Units in memory that are gathered between hosts. (Ranks of one host read slices in place, and
+//   hpZ sends all after the update, so those are updated within `step`.) The first gather begins
+//   when its own unit is updated, and the other updates run while the link is busy. The thread that
+//   gathers a unit updates it first, with all of its processors (Pager calls `prepare`), so the
+//   order is that of the gathers.
+//
+// The sum of a unit in memory lives until its update. Peak memory is what it is with updates in
+// `step`: before forward gathers unit k it holds activations of the units before k and the sums
+// from k on. When backward reduced unit k it held the same, and the bucket of k.
 //
 // Note [Delayed update]
 // Step i's update may run while step i + 1 computes (ZeRO-Offload, 2101.06840, section 5.2): then
@@ -54,7 +66,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -116,6 +130,8 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
 
  private:
   void update_now(double scale);
+  void leave(int64_t unit, double scale);
+  void run_left(int64_t unit);
   void sweep_first(size_t batch, double scale);
   // Completes the pending update of one unit, a delayed one too.
   void finish_unit(int64_t unit);
@@ -134,7 +150,10 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
   ParameterWrites& writes_;
   std::vector<uint8_t> present_;      // the gradients of the update under way
   std::vector<uint8_t> all_present_;  // the gradients of an update in backward: a whole unit's
-  std::vector<uint8_t> pending_;      // by unit: `step` has left its update under way
+  std::vector<uint8_t> pending_;      // by unit: `step` has left its update to be completed
+  // By unit, if there is no queue: the pending update, for the thread that completes it.
+  std::vector<std::function<void()>> left_;
+  mutable std::mutex left_mutex_;  // guards `left_`, and `pending_` if there is no queue
   bool delayed_ = false;              // the pending update is a delayed one
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;

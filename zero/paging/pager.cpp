@@ -217,6 +217,14 @@ void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
   const int64_t bytes = layout_.unit(unit).bytes();
   s.presence = Presence::gathering;
   try {
+    if (!source_.in_place()) {
+      lock.unlock();
+      {
+        const StreamScope on(side_);
+        source_.prepare(unit);
+      }
+      lock.lock();
+    }
     make_room(bytes);
     if (!source_.in_place()) s.frame = take_frame(bytes);
     live_ += bytes;

@@ -53,6 +53,9 @@ namespace zero::paging {
 class UnitSource {
  public:
   virtual ~UnitSource() = default;
+  /// Called before `gather`, and before the memory for it is taken. Brings this rank's part of the
+  /// unit up to date, which needs no other rank.
+  virtual void prepare(int64_t /*unit*/) {}
   /// Starts to fill `destination` with the full unit. It has room for unit(index).bytes() (on the
   /// CPU rounded up to a page, and it begins on a page), and lives until `finish` has returned or
   /// thrown. On a device the gather must use this thread's current stream.

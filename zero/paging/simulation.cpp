@@ -84,6 +84,7 @@ class Run {
         machine_(speeds),
         arrived_(schedule.units.size(), kNone),
         reduced_(schedule.units.size(), 0),
+        gathered_(schedule.units.size(), 0),
         read_(plan_.gathers.size(), kNone) {}
 
   SimulatedStep finish() {
@@ -149,6 +150,9 @@ class Run {
     for (; next_ < plan_.gathers.size() && plan_.gathers[next_].start <= p; ++next_) {
       const int64_t unit = plan_.gathers[next_].unit;
       const auto& cost = costs(unit);
+      if (std::exchange(gathered_[static_cast<size_t>(unit)], 1) == 0 && cost.trainable &&
+          cost.updated_in_gather)
+        computed_ = update(unit, computed_);
       read_up_to(next_ + 1);
       if (cost.gather_read > 0) ahead_bytes_ -= cost.gather_read;
       const size_t here =
@@ -224,6 +228,17 @@ class Run {
     }
   }
 
+  // Updates a unit when `need` is done.
+  size_t update(int64_t unit, size_t need) {
+    const auto& cost = costs(unit);
+    return machine_.add({.resource = cost.updated_on_host ? Resource::host : Resource::compute,
+                         .work = Work::update,
+                         .unit = unit,
+                         .bytes = cost.update},
+                        seconds_of(static_cast<double>(cost.update), machine_.speeds().update),
+                        {need});
+  }
+
   void updates() {
     for (int64_t u = 0; u < static_cast<int64_t>(schedule_.units.size()); ++u) {
       if (reduced_[static_cast<size_t>(u)] == 0) continue;
@@ -234,7 +249,8 @@ class Run {
     const size_t begun = machine_.later(gradients_, computed_);  // then the norm is known
     std::vector<int64_t> units;
     for (int64_t u = 0; u < static_cast<int64_t>(schedule_.units.size()); ++u) {
-      if (costs(u).trainable) units.push_back(u);
+      const bool done = costs(u).updated_in_gather && gathered_[static_cast<size_t>(u)] != 0;
+      if (costs(u).trainable && !done) units.push_back(u);
     }
     const auto read = [&](int64_t unit) {
       return machine_.move(Resource::disk, Work::read, unit, costs(unit).update_read, begun);
@@ -247,13 +263,7 @@ class Run {
       if (i + 1 < units.size()) here = read(units[i + 1]);  // beside this update
       const size_t down =
           machine_.move(Resource::down, Work::copy, unit, cost.update_down, begun, states);
-      const auto seconds = seconds_of(static_cast<double>(cost.update), machine_.speeds().update);
-      const size_t updated =
-          machine_.add({.resource = cost.updated_on_host ? Resource::host : Resource::compute,
-                        .work = Work::update,
-                        .unit = unit,
-                        .bytes = cost.update},
-                       seconds, {down});
+      const size_t updated = update(unit, down);
       machine_.move(Resource::disk, Work::write, unit, cost.update_write, updated);
       const size_t up = machine_.move(Resource::up, Work::copy, unit, cost.update_up, updated);
       machine_.move(Resource::link, Work::gather, unit, cost.publish, up);
@@ -310,6 +320,7 @@ class Run {
   Machine machine_;
   std::vector<size_t> arrived_;    // the last gather of each unit
   std::vector<uint8_t> reduced_;   // by unit, in this step
+  std::vector<uint8_t> gathered_;  // by unit, in this step
   std::vector<size_t> read_;       // the read of each gather
   size_t next_ = 0;                // index into the plan's gathers
   size_t next_read_ = 0;           // index of the next gather whose slice is read

@@ -20,7 +20,9 @@
 //               reads before it, and the writes, copies and all-gathers of new parameters behind
 //               it. Beside other work (UpdatesIn) it is of the resource `host`: it begins with the
 //               step before which its gradients came, or when the next unit is reduced; its
-//               parameters come into force when the step ends
+//               parameters come into force when the step ends. A unit that is updated as it is
+//               gathered (`updated_in_gather`) is so before its first gather in the step, with the
+//               gradients of the step before
 //
 // On CPUs the processors that compute carry the messages too. Each message then lengthens the next
 // operators by `Speeds::link_work` of its time, less what it carried while they waited.
@@ -101,6 +103,7 @@ struct UnitCosts {
   int64_t publish = 0;           ///< bytes of new parameters over the link
   bool trainable = true;         ///< the unit is reduced and updated
   bool updated_on_host = false;
+  bool updated_in_gather = false;  ///< the update waits until the next step gathers the unit
   bool operator==(const UnitCosts&) const = default;
 };
 

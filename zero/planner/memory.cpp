@@ -102,7 +102,13 @@ class Playback {
       add(sweep.category, sweep.bytes);
       add(sweep.category, -sweep.bytes);
     }
-    for (auto& unit : units_) add(Category::gradients, -std::exchange(unit.slice, 0));
+    for (size_t u = 0; u < units_.size(); ++u) {
+      if (step_.timing.stays_in_memory(step_.units[u])) {
+        units_[u].left = std::exchange(units_[u].slice, 0);
+      } else {
+        add(Category::gradients, -std::exchange(units_[u].slice, 0));
+      }
+    }
     if (!order_.known()) {
       const auto seen = order_.seen();
       order_.adopt(std::vector<int32_t>(seen.begin(), seen.end()));
@@ -140,9 +146,11 @@ class Playback {
           if (step_.sharded.gradients) arrive(event.value);
           break;
         case TraceEvent::Kind::loss:
+          update_all();
           break;
       }
     }
+    update_all();
     if (!step_.sharded.gradients) return;
     while (const auto unit = order_.turn()) {
       order_.advance();
@@ -156,6 +164,7 @@ class Playback {
     int64_t bucket = 0;   // bytes of the pool's array
     int64_t adopted = 0;  // bytes of a gradient that is its own bucket
     int64_t slice = 0;    // bytes of its sum
+    int64_t left = 0;     // bytes of its sum of the step before, which its pending update reads
   };
 
   void add(Category category, int64_t bytes) {
@@ -285,6 +294,14 @@ class Playback {
     waiting_.pop_front();
   }
 
+  // --- Updates in forward: Note [Update in forward] there ---
+
+  // A unit in memory is updated before it is gathered; backward completes the other updates.
+  void update(Unit& unit) { add(Category::gradients, -std::exchange(unit.left, 0)); }
+  void update_all() {
+    for (auto& unit : units_) update(unit);
+  }
+
   // --- Gathered units ---
 
   // The units of one operator are there together, and the one that was gathered last.
@@ -298,6 +315,7 @@ class Playback {
     }
     if (std::ranges::find(live_, u) != live_.end()) return;
     live_.push_back(u);
+    update(units_[static_cast<size_t>(u)]);
     add(Category::gathered_units, step_.layout.unit(u).bytes());
   }
   void release(int64_t u) { add(Category::gathered_units, -step_.layout.unit(u).bytes()); }
