@@ -60,8 +60,7 @@ struct Read {
 
 // Trains, and reads the parameters after each step in another way: an evaluation, by name, in a
 // scope, in a save that is loaded, and in the next pass.
-Read read_after_steps(World world, const Config& c, const TemporaryFolder& folder,
-                      int block = 0) {
+Read read_after_steps(World world, const Config& c, const TemporaryFolder& folder, int block = 0) {
   return train_in(world, block, [&](const std::shared_ptr<comm::Group>& group) {
     auto model = std::make_shared<Uneven>();
     Engine engine(model, AdamW{.lr = 1e-2}, c, group);
@@ -103,8 +102,8 @@ Read read_after_steps(World world, const Config& c, const TemporaryFolder& folde
     read.peak = group->ledger()->total().peak;
     train(5);
     train(6);
-    expect_equal(weights(engine), {read.weights.end() - engine.parameter_names().size(),
-                                   read.weights.end()});
+    expect_equal(weights(engine),
+                 {read.weights.end() - engine.parameter_names().size(), read.weights.end()});
     read.formula = engine.memory_formula().gradients;
     return read;
   });
@@ -125,9 +124,8 @@ TEST(UpdateInForward, UpdatesUnitsInMemoryAsTheyAreGatheredBetweenHosts) {
         };
         const auto waiting = read_after_steps(world, c, folder);
         EXPECT_GT(waiting.formula, 0);
-        const auto on_one_host =
-            read_after_steps({1, world.hosts * world.ranks_a_host}, c, folder,
-                             world.ranks_a_host > 1 ? world.ranks_a_host : 0);
+        const auto on_one_host = read_after_steps({1, world.hosts * world.ranks_a_host}, c, folder,
+                                                  world.ranks_a_host > 1 ? world.ranks_a_host : 0);
         c.update_in_forward = false;
         const auto in_step = read_after_steps(world, c, folder);
         expect_same(waiting, in_step, true);

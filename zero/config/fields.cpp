@@ -621,7 +621,8 @@ void add_engine(All& all) {
               .details = "In memory the first gather waits for its own unit's update alone; this "
                          "is so where ranks shard over several hosts on the CPU, without hpZ, "
                          "offloading and delayed updates, and for optimizers whose update takes "
-                         "one sweep. It takes no more memory. Works with clipping. With `update_in_backward` it completes the updates "
+                         "one sweep. It takes no more memory. Works with clipping. With "
+                         "`update_in_backward` it completes the updates "
                          "that backward has not finished. Results are the same bit for bit. An "
                          "error of the disk may appear in the next step. Not in DeepSpeed.",
               .option = "--no-update-in-forward"},

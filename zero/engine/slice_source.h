@@ -14,8 +14,8 @@
 
 namespace zero {
 
-/// Called by one thread at a time for a given unit, and by several for different ones. The update of
-/// a unit has been completed before its slice is brought.
+/// Called by one thread at a time for a given unit, and by several for different ones. The update
+/// of a unit has been completed before its slice is brought.
 class SliceSource {
  public:
   virtual ~SliceSource() = default;

@@ -154,7 +154,7 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
   // By unit, if there is no queue: the pending update, for the thread that completes it.
   std::vector<std::function<void()>> left_;
   mutable std::mutex left_mutex_;  // guards `left_`, and `pending_` if there is no queue
-  bool delayed_ = false;              // the pending update is a delayed one
+  bool delayed_ = false;           // the pending update is a delayed one
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
   // Null if every update runs in `start`. The last member: it ends first.
