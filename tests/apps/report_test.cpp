@@ -1,16 +1,26 @@
 // `zero report` as a user runs it, on runs of `zero train`.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <filesystem>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/apps/train_run.h"
+#include "zero/comm/socket.h"
 
 namespace zero::test {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -49,6 +59,69 @@ TEST(ReportProgram, ShowsARunWithItsPlanAndItsOrigins) {
                            "<td>train.steps</td><td>8</td><td>command line</td>"})
     EXPECT_THAT(again, HasSubstr(says));
   EXPECT_THAT(again, Not(HasSubstr("http-equiv='refresh'")));
+}
+
+// Returns what a server answers to a request.
+std::string answer_of(uint16_t port, const std::string& request) {
+  std::string reason;
+  const auto socket = comm::connect_to("127.0.0.1", port, reason);
+  if (!socket) return "no connection: " + reason;
+  EXPECT_EQ(fcntl(socket.get(), F_SETFL, 0), 0);  // reads wait
+  EXPECT_EQ(send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(request.size()));
+  std::string answer;
+  std::array<char, 4096> bytes;
+  for (ssize_t size = 1; size > 0;) {
+    size = recv(socket.get(), bytes.data(), bytes.size(), 0);
+    answer.append(bytes.data(), static_cast<size_t>(std::max<ssize_t>(size, 0)));
+  }
+  return answer;
+}
+
+TEST(ReportProgram, ServesAPageThatIsWatched) {
+  const TrainFolder folder;
+  ASSERT_EQ(folder.train({}).status, 0);
+  const auto log = folder.out() / "log.jsonl";
+  const auto whole = read_file(log);
+  const auto end = whole.rfind('\n', whole.rfind("\"event\":\"end\""));
+  ASSERT_NE(end, std::string::npos);
+  write_file(log, whole.substr(0, end + 1));  // as of a run that goes on
+  uint16_t port = 0;
+  {
+    const auto free = comm::listen_at("127.0.0.1", 0);
+    port = comm::own_port(free.socket);
+  }
+  auto watched = std::async(std::launch::async, [&] {
+    return report(
+        {folder.out().string(), "--watch", "--every", "1", "--port", std::to_string(port)});
+  });
+  const auto get = [&](const std::string& line, const std::string& host = "") {
+    return answer_of(
+        port, line + "\r\nHost: " + (host.empty() ? "127.0.0.1:" + std::to_string(port) : host) +
+                  "\r\n\r\n");
+  };
+  std::string page;
+  for (int i = 0; i < 600 && page.find("200 OK") == page.npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    page = get("GET / HTTP/1.1");
+  }
+  EXPECT_THAT(page, HasSubstr("http-equiv='refresh'"));
+  EXPECT_THAT(get("HEAD / HTTP/1.1"), Not(HasSubstr("<html")));
+  EXPECT_THAT(get("GET / HTTP/1.1", "example.org"), HasSubstr("403"));
+  EXPECT_THAT(get("GET /x HTTP/1.1"), HasSubstr("404"));
+  EXPECT_THAT(get("POST / HTTP/1.1"), HasSubstr("405"));
+  EXPECT_THAT(get("nonsense"), HasSubstr("400"));
+  EXPECT_THAT(answer_of(port, std::string(20000, 'x')), AnyOf("", HasSubstr("431")));
+  write_file(log, "");  // a run begins anew
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_THAT(get("GET / HTTP/1.1"), HasSubstr("200 OK"));
+  write_file(log, whole);
+  EXPECT_EQ(watched.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  const auto outcome = watched.get();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("http://127.0.0.1:"), HasSubstr("stays as it was")));
+  EXPECT_THAT(read_file(folder.out() / "report.html"), Not(HasSubstr("http-equiv='refresh'")));
+  EXPECT_THAT(report({folder.out().string(), "--port", "0"}).err, HasSubstr("needs --watch"));
 }
 
 TEST(ReportProgram, NamesWhatItCannotUse) {

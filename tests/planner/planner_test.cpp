@@ -365,7 +365,11 @@ TEST(Planner, RefusesWhatMakesNoSense) {
         {R"({"device": "H100", "network": 10})", "'network' is 10, which is 10 bytes a second"},
         {R"({"device": "H100", "flops": 989})", "Write all of them, as 1e14"},
         {R"({"device": "H100", "wires": 3})", "'wires' is unknown"},
-        {R"({"device": "H100", "network_processors": 1.5})", "it is a part, and at most 1"},
+        {R"({"device": "H100", "network_processors": 1.5})",
+         "it is a part, at least 0 and at most 1"},
+        {R"({"device": "H100", "products": 1e-300})", "at least 1e-06 and at most 1"},
+        {R"({"device": "H100", "link_latency": 1e30})", "more than 10 are hardly meant"},
+        {R"({"device": "X\u001b[31m"})", "without control characters"},
         {R"({"device": "H100", "straggler_slower": 1e300})", "is hardly meant"},
         {R"({"hosts": 2})", "give 'device'"},
         {R"([])", "must be an object"}}) {

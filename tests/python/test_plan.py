@@ -340,7 +340,7 @@ def test_bad_input_is_named(group: Any) -> None:
     fails(libzero.ConfigError, "needs a function of its loss")
     fails(libzero.ConfigError, "returned no tensor", lambda model, n: 3.0)
     fails(libzero.ConfigError, "has 32 elements", lambda model, n: model.embedding(torch.zeros(32, dtype=torch.long))[:, 0])
-    fails(libzero.ConfigError, "depends on none", lambda model, n: torch.ones(()))
+    fails(libzero.ConfigError, "depends on no parameter that is trained", lambda model, n: torch.ones(()))
     fails(libzero.Error, "aten::item", lambda model, n: loss_of_tied(model, n) * loss_of_tied(model, n).item())
     fails(libzero.Error, "cannot be traced", lambda model, n: model(torch.zeros(n, 32, dtype=torch.long)).view(7))
     fails(ValueError, "what I said", lambda model, n: (_ for _ in ()).throw(ValueError("what I said")))

@@ -218,6 +218,32 @@ TEST_F(TuningTest, AnAdapterIsTrainedSavedAndResumed) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/merged/model.safetensors")) << "of before";
 }
 
+TEST_F(TuningTest, AReplacedRunLeavesNoTokenizerBehind) {
+  begin_with_saved_weights(options_, folder_);
+  const auto run = [&](bool merge) {
+    options_.steps = 1;
+    options_.lora = {.rank = 2, .targets = "c_attn", .merge = merge};
+    options_.overwrite = true;
+    Trainer(settings(), comm::single()).train();
+  };
+  const std::filesystem::path from = options_.from;
+  const std::filesystem::path out = folder_ / "run";
+  const auto generation = [](const std::filesystem::path& folder) {
+    return std::filesystem::exists(folder / "generation_config.json");
+  };
+  test::write_file(from / "generation_config.json", "{}");
+  run(true);
+  EXPECT_TRUE(generation(out) && generation(out / "merged"));
+  std::filesystem::remove(from / "generation_config.json");
+  run(true);
+  EXPECT_FALSE(generation(out) || generation(out / "merged"));
+  run(false);
+  EXPECT_FALSE(std::filesystem::exists(out / "merged"));
+  test::write_file(out / "notes.txt", "their owner's");
+  run(true);  // what the log does not know of is not in the way
+  EXPECT_TRUE(std::filesystem::exists(out / "notes.txt"));
+}
+
 class QuantisedTuningTest : public TuningTest, public ::testing::WithParamInterface<BaseFormat> {};
 
 INSTANTIATE_TEST_SUITE_P(Formats, QuantisedTuningTest,

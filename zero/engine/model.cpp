@@ -24,6 +24,7 @@
 #include "zero/comm/gather_records.h"
 #include "zero/device/stream.h"
 #include "zero/engine/flat.h"
+#include "zero/engine/trained_dtype.h"
 #include "zero/optim/sweeps.h"
 #include "zero/paging/page.h"
 
@@ -143,6 +144,15 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
   std::shared_ptr<bool> there_ = std::make_shared<bool>(true);
 };
 
+void check_trained_dtype(const std::string& parameter, c10::ScalarType dtype) {
+  const bool packed = dtype == at::kByte;  // which cannot require a gradient
+  if (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || packed) return;
+  throw ConfigError(
+      fmt::format("Parameter '{}' has dtype {}; the engine trains Float, BFloat16 and Half, "
+                  "and keeps Byte (packed weights). Convert it, or register it as a buffer.",
+                  parameter, c10::toString(dtype)));
+}
+
 Model::Model(NamedTensors tensors, const std::vector<ParameterGroup>& groups)
     : list_again_(std::move(tensors.again)), rethrow_(std::move(tensors.rethrow)) {
   take_names(tensors);
@@ -179,14 +189,7 @@ void Model::take_names(const NamedTensors& tensors) {
                       "before constructing the Engine.",
                       name, tensor.device().str(), names_.front(), device().str()));
     }
-    const auto dtype = tensor.scalar_type();
-    const bool packed = dtype == at::kByte;  // which cannot require a gradient
-    if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf && !packed) {
-      throw ConfigError(
-          fmt::format("Parameter '{}' has dtype {}; the engine trains Float, BFloat16 and Half, "
-                      "and keeps Byte (packed weights). Convert it, or register it as a buffer.",
-                      name, c10::toString(dtype)));
-    }
+    check_trained_dtype(name, tensor.scalar_type());
     check_owner(name, tensor);
     const bool absent = tensor.numel() > 0 && data_of(tensor) == nullptr;
     awaits_values_ = awaits_values_ || absent;

@@ -197,16 +197,23 @@ Cluster cluster_of(const Device& device, int64_t hosts, int64_t per_host) {
 namespace {
 
 // A key of the JSON file and the number that it sets.
+constexpr double kLeastPart = 1e-6;
+constexpr double kMostLatency = 10;  // seconds
+constexpr size_t kMostOfName = 100;  // bytes
+
 struct Number {
   const char* key;
   double& value;
-  enum class Kind : uint8_t { other, part, speed };
-  Kind kind = Kind::other;  ///< a part is at most 1, a speed at least kLeastSpeed
+  enum class Kind : uint8_t { other, part, speed, latency };
+  /// A part is at least kLeastPart and at most 1, a speed at least kLeastSpeed, a latency at most
+  /// kMostLatency.
+  Kind kind = Kind::other;
   bool may_be_0 = false;
 };
 
 std::vector<Number> numbers(Cluster& c) {
-  constexpr auto kPart = Number::Kind::part, kSpeed = Number::Kind::speed;
+  constexpr auto kPart = Number::Kind::part, kSpeed = Number::Kind::speed,
+                 kLatency = Number::Kind::latency;
   return {{"flops", c.device.flops, kSpeed},
           {"flops_fp32", c.device.flops_fp32, kSpeed},
           {"memory", c.device.memory},
@@ -216,11 +223,11 @@ std::vector<Number> numbers(Cluster& c) {
           {"attention", c.device.attention, kPart},
           {"streams", c.device.streams, kPart},
           {"link", c.inside.bandwidth, kSpeed},
-          {"link_latency", c.inside.latency},
+          {"link_latency", c.inside.latency, kLatency},
           {"link_efficiency", c.inside.efficiency, kPart},
           {"link_processors", c.inside.processors, kPart, true},
           {"network", c.between.bandwidth, kSpeed},
-          {"network_latency", c.between.latency},
+          {"network_latency", c.between.latency, kLatency},
           {"network_efficiency", c.between.efficiency, kPart},
           {"network_processors", c.between.processors, kPart, true},
           {"host_memory", c.host_memory},
@@ -257,6 +264,11 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
     const bool described =
         json.contains("flops") && json.contains("memory") && json.contains("bandwidth");
     device.name = json["device"].get<std::string>();
+    const bool printable =
+        std::ranges::none_of(device.name, [](unsigned char c) { return c < 0x20 || c == 0x7F; });
+    if (device.name.size() > kMostOfName || !printable)
+      fail(fmt::format("'device' must be a name of at most {} bytes, without control characters.",
+                       kMostOfName));
     if (const auto* known = find_device(device.name)) {
       device = *known;
     } else if (!described) {
@@ -291,8 +303,15 @@ Cluster cluster_from_json(std::string_view text, std::string_view source) {
     const bool zero = number == 0 && found->may_be_0;
     if (!std::isfinite(number) || !(number > 0 || zero))
       fail(fmt::format("'{}' is {}; it must be a number above 0.", key, value.dump()));
-    if (found->kind == Number::Kind::part && number > 1)
-      fail(fmt::format("'{}' is {}; it is a part, and at most 1.", key, value.dump()));
+    if (found->kind == Number::Kind::part &&
+        (number > 1 || (number < kLeastPart && !found->may_be_0))) {
+      fail(fmt::format("'{}' is {}; it is a part, at least {} and at most 1.", key, value.dump(),
+                       found->may_be_0 ? 0 : kLeastPart));
+    }
+    if (found->kind == Number::Kind::latency && number > kMostLatency) {
+      fail(fmt::format("'{}' is {}; it is in seconds, and more than {:.0f} are hardly meant.", key,
+                       value.dump(), kMostLatency));
+    }
     if (found->kind == Number::Kind::speed && number < kLeastSpeed) {
       const bool flops = key.starts_with("flops");
       fail(fmt::format(

@@ -257,7 +257,9 @@ std::optional<Candidate> smallest_that_fits(const Question& asked, Traces& trace
   auto all = ways(asked);
   std::ranges::stable_sort(all, {}, &Way::eight_bit);  // fewer bits change results
   for (const auto& way : all) {
-    const bool leasts = way.stage == stage || way.parameters != OffloadDevice::none;
+    // A rank with its states on the host may need a little less at a lower stage.
+    const bool leasts = way.stage == stage || way.parameters != OffloadDevice::none ||
+                        way.optimizer != OffloadDevice::none;
     if (!leasts || way.across != Way::Across::all || way.updates != Updates::in_step) continue;
     for (const auto& [micro_batch, passes] : of) {
       auto candidate = table.make(way, micro_batch, passes, asked.recomputes ? 1 : 0);

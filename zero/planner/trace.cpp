@@ -27,6 +27,7 @@
 #include "zero/base/host_allocator.h"
 #include "zero/base/traced.h"
 #include "zero/engine/operator_cost.h"
+#include "zero/engine/trained_dtype.h"
 #include "zero/optim/sweeps.h"
 #include "zero/planner/autocast_calls.h"
 #include "zero/planner/meta_kernels.h"
@@ -546,6 +547,7 @@ void run_traced(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   } catch (const std::exception& error) {
     std::string reason = r.reason ? r.reason() : std::string(error.what());
     reason = reason.substr(0, reason.find('\n'));
+    if (!reason.ends_with('.')) reason += '.';
     const auto& module = r.trace.modules[static_cast<size_t>(r.module)];
     refuse(r,
            fmt::format(
@@ -719,6 +721,7 @@ void Tracing::begin(const NamedTensors& tensors) {
     const auto index = static_cast<int64_t>(r.trace.model.parameters.size());
     const bool stays = fp32.contains(module_of(name));
     const auto given = tensor.scalar_type();
+    check_trained_dtype(name, given);
     auto parameter = tensor;
     if (given == at::kFloat && !stays && options.dtype != at::kFloat)
       parameter.set_data(tensor.detach().to(options.dtype));
@@ -752,11 +755,11 @@ Trace Tracing::run(const std::function<at::Tensor()>& loss) {
     drop_casts(r);
     if (!value.defined() || value.numel() != 1 || !value.requires_grad()) {
       throw ConfigError(fmt::format(
-          "The loss of the traced module {}; it must be one number that depends on parameters "
-          "which are trained.",
+          "The loss of the traced module {}; it must be one number that depends on a parameter "
+          "which is trained.",
           !value.defined()     ? "is no tensor"
           : value.numel() != 1 ? fmt::format("has {} elements", value.numel())
-                               : std::string("depends on none of them")));
+                               : std::string("depends on no parameter that is trained")));
     }
     r.trace.kept = kept_of(r);
     r.add(Kind::loss, 0);

@@ -31,7 +31,8 @@ inline constexpr std::string_view kBesideWeights[] = {
 struct RunFiles {
   bool weights = false;
   bool adapter = false;
-  bool merged = false;  ///< weights in the folder `merged`
+  bool merged = false;    ///< weights in the folder `merged`
+  bool replaced = false;  ///< the runs are not continued, but replaced (--overwrite)
 };
 
 class RunFolder {

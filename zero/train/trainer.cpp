@@ -309,6 +309,7 @@ void Trainer::report_run() {
   // replaces its log.
   comm::agree_on_rank_zero(*run_.group, "Making room in the run folder", [&] {
     earlier_ = run_.folder.written();
+    earlier_.replaced = run_.options.overwrite;
     if (run_.options.overwrite) run_.folder.keep_checkpoints([](int64_t) { return false; });
     run_.folder.remove_left_overs();
     if (continues(run_.options)) {
@@ -371,7 +372,7 @@ void Trainer::write_model() {
   write_trained(*run_.engine, *run_.model, run_.lora, folder, origin, earlier_);
   const auto merged = run_.folder.merged();
   if (!options.lora.merge) {
-    if (earlier_.merged) remove_weights(*run_.engine, merged);
+    if (earlier_.merged) remove_model(*run_.engine, merged);
     return;
   }
   comm::agree_on_rank_zero<CheckpointError>(*run_.group, "Making a folder", [&] {
@@ -382,7 +383,8 @@ void Trainer::write_model() {
           fmt::format("Cannot make the folder {}: {}.", merged.string(), error.message()));
     }
   });
-  write_weights(*run_.engine, *run_.model, run_.lora, merged, origin);
+  write_weights(*run_.engine, *run_.model, run_.lora, merged, origin,
+                earlier_.replaced && earlier_.merged);
 }
 
 void Trainer::save_checkpoint() {

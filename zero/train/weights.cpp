@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <set>
+#include <span>
 #include <string_view>
 #include <system_error>
 
@@ -22,26 +23,34 @@ namespace zero::train {
 
 namespace {
 
-void copy_beside_weights(Engine& engine, const WeightsOrigin& origin,
-                         const std::filesystem::path& to) {
+namespace fs = std::filesystem;
+
+/// Copies the tokenizer and its like. With `replaces` the others of these names there are an
+/// earlier run's, and go.
+void copy_beside_weights(Engine& engine, const WeightsOrigin& origin, const fs::path& to,
+                         bool replaces) {
   comm::agree_on_rank_zero<CheckpointError>(engine.group(), "Copying the tokenizer", [&] {
-    const std::filesystem::path from = origin.from;
-    if (!from.empty()) copy_files(from, to, kBesideWeights, fail<CheckpointError>);
     std::error_code ignored;
-    const bool has_one = !from.empty() && std::filesystem::exists(from / "tokenizer.json", ignored);
-    if (has_one) return;
-    if (origin.tokenizer.filename() == "tokenizer.json") {
-      copy_files(origin.tokenizer.parent_path(), to, kBesideWeights, fail<CheckpointError>);
-    } else if (const auto copy = to / "tokenizer.model";
-               from.empty() && origin.tokenizer.extension() == ".model" &&
-               !std::filesystem::equivalent(origin.tokenizer, copy, ignored)) {
-      std::error_code error;
-      std::filesystem::copy_file(origin.tokenizer, copy,
-                                 std::filesystem::copy_options::overwrite_existing, error);
-      if (error) {
-        throw CheckpointError(fmt::format("Cannot copy {} to {}: {}.", origin.tokenizer.string(),
-                                          copy.string(), error.message()));
+    std::set<std::string_view> kept;
+    const auto copy_from = [&](const fs::path& folder, std::span<const std::string_view> names) {
+      copy_files(folder, to, names, fail<CheckpointError>);
+      for (const auto name : names) {
+        if (fs::exists(folder / name, ignored)) kept.insert(name);
       }
+    };
+    const fs::path from = origin.from;
+    if (!from.empty()) copy_from(from, kBesideWeights);
+    if (!kept.contains("tokenizer.json")) {
+      constexpr std::string_view kModel[] = {"tokenizer.model"};
+      const auto folder = origin.tokenizer.parent_path();
+      if (origin.tokenizer.filename() == "tokenizer.json") {
+        copy_from(folder, kBesideWeights);
+      } else if (from.empty() && origin.tokenizer.filename() == kModel[0]) {
+        copy_from(folder, kModel);
+      }
+    }
+    for (const auto name : kBesideWeights) {
+      if (replaces && !kept.contains(name)) fs::remove(to / name, ignored);
     }
   });
 }
@@ -65,18 +74,20 @@ void remove(Engine& engine, const std::filesystem::path& folder,
 }  // namespace
 
 void write_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
-                   const std::filesystem::path& folder, const WeightsOrigin& origin) {
+                   const std::filesystem::path& folder, const WeightsOrigin& origin,
+                   bool replaces) {
   SavePretrainedOptions options{.places = model.export_places(),
                                 .packed = quantised_weights(model.module()),
                                 .config_json = model.config().to_json()};
   if (lora) options.merged = merged_products(*lora);
   save_pretrained(engine, folder.string(), options);
-  copy_beside_weights(engine, origin, folder);
+  copy_beside_weights(engine, origin, folder, replaces);
 }
 
 void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
                    const std::filesystem::path& folder, const WeightsOrigin& origin,
                    const RunFiles& earlier) {
+  const bool replaces = earlier.replaced && (earlier.weights || earlier.adapter);
   if (lora) {
     const auto& sizes = model.config();
     const auto task = [&] {
@@ -92,10 +103,10 @@ void write_trained(Engine& engine, LanguageModel& model, const std::optional<Lor
     }();
     save_adapter(engine, *lora, folder.string(),
                  {.base_model = origin.from, .task = task, .labels = sizes.labels()});
-    copy_beside_weights(engine, origin, folder);
+    copy_beside_weights(engine, origin, folder, replaces);
     if (earlier.weights) remove_weights(engine, folder);
   } else {
-    write_weights(engine, model, lora, folder, origin);
+    write_weights(engine, model, lora, folder, origin, replaces);
     if (!earlier.adapter) return;
     if (has_adapter_labels(folder.string())) remove(engine, folder, {kAdapterLabels});
     remove(engine, folder, {kAdapterConfig, kAdapterWeights});
@@ -107,6 +118,14 @@ void remove_weights(Engine& engine, const std::filesystem::path& folder) {
   std::error_code ignored;
   for (const auto& path : own_weights_in(folder)) std::filesystem::remove(path, ignored);
   remove(engine, folder, {"config.json"});
+}
+
+void remove_model(Engine& engine, const std::filesystem::path& folder) {
+  remove_weights(engine, folder);
+  if (engine.group().rank() != 0) return;
+  std::error_code ignored;
+  for (const auto name : kBesideWeights) fs::remove(folder / name, ignored);
+  fs::remove(folder, ignored);  // if it is empty
 }
 
 std::string load_weights(Engine& engine, LanguageModel& model, const std::optional<Lora>& lora,
