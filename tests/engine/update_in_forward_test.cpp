@@ -137,6 +137,17 @@ TEST(UpdateInForward, UpdatesUnitsInMemoryAsTheyAreGatheredBetweenHosts) {
   }
 }
 
+// Some units wait in memory, and others are on a disk, with their parameters or without.
+TEST(UpdateInForward, LeavesUnitsInMemoryBesideThoseOnADisk) {
+  const TemporaryFolder folder;
+  const auto c = clipped(3, true);
+  const auto expected = outcome_of({1, 2}, c);
+  for (auto disk : {on_disk(c, folder), all_on_disk(c, folder, 400)}) {
+    disk.offload_optimizer.ratio = 0.5;
+    expect_same(outcome_of(kTwoByOne, disk), expected);
+  }
+}
+
 // Ends with updates under way, and leaves nothing behind.
 TEST(UpdateInForward, AnEngineMayEndBeforeItsUpdates) {
   const TemporaryFolder folder;

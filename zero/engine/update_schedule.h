@@ -6,8 +6,7 @@
 // in next forward  after `step`, up to the unit's next gather
 // delayed          beside the whole of the next step, which uses weights one update old
 // One thread (UpdateQueue) runs all updates except those that run in `step` or in a gather. If
-// other code still
-// uses a unit's old parameters, the new ones wait in memory of their own until
+// other code still uses a unit's old parameters, the new ones wait in memory of their own until
 // StateTable::use_new_parameters. Results are those of updates in `step`, bit for bit. Those of
 // delayed updates depend on nothing but the delay.
 //
