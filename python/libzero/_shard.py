@@ -196,17 +196,26 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _read(self, weights: str, absent: list[torch.nn.Parameter]) -> None:
         try:
-            left_over = self._engine.load_pretrained(weights)
+            left_over, kept = self._engine.load_pretrained(weights)
         except BaseException:
             self._engine.close()
             for parameter in absent:
                 parameter.data = _C.absent(parameter)
             raise
-        known = {name for name, _ in _compile.unwrapped(self._model().named_parameters(remove_duplicate=False))}
-        left_over = [name for name in left_over if name not in known]  # the other name of one that is tied
-        if left_over and self.group.rank == 0:
-            some = ", ".join(left_over[:5]) + ", ..." * (len(left_over) > 5)
-            warnings.warn(f"{weights} holds {len(left_over)} tensors that the model does not have: {some}", stacklevel=5)
+        model = self._model()
+        known = {name for name, _ in _compile.unwrapped(model.named_parameters(remove_duplicate=False))}
+        self._tell(f"{weights} holds {{}} tensors that the model does not have: {{}}", left_over, known)  # but other names of tied ones
+        unsaved = {
+            f"{path}.{name}".lstrip(".").replace("_orig_mod.", "")
+            for path, module in model.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
+        self._tell(f"{weights} has no values for these buffers, which keep those of the model: {{1}}", kept, unsaved)
+
+    def _tell(self, what: str, names: list[str], but: set[str]) -> None:
+        names = [name for name in names if name not in but]
+        if names and self.group.rank == 0:
+            warnings.warn(what.format(len(names), ", ".join(names[:5]) + ", ..." * (len(names) > 5)), stacklevel=6)
 
     # --- Training.
 

@@ -309,7 +309,8 @@ void bind_engine(py::module_& module) {
       .def("load_weights", waiting(&Engine::load_weights))
       .def("load_pretrained",
            [](PyEngine& self, const std::string& path) {
-             return released([&] { return load_pretrained(self.get(), path); }).left_over;
+             const auto report = released([&] { return load_pretrained(self.get(), path); });
+             return std::make_pair(report.left_over, report.kept_buffers);
            })
       .def("diverged_parameters",
            [](PyEngine& self) {

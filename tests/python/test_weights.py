@@ -142,6 +142,16 @@ def test_what_files_lack_is_named(group: Any) -> None:
             opt = libzero.shard(model, adam, stage=3, group=group, weights=folder)  # the same model may be tried again
             assert (group.rank == 0) == any("unknown" in str(each.message) for each in caught)
         opt.close()
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        net.register_buffer("scratch", torch.ones(1), persistent=False)
+        held = {name: value for name, value in net.state_dict().items() if not name.endswith("running_mean")}
+        file = pathlib.Path(place) / f"net{group.rank}.pt"
+        torch.save(held, file)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            libzero.shard(net, torch.optim.SGD(net.parameters(), lr=0.1), stage=3, group=group, weights=file).close()
+            told = [str(each.message) for each in caught if "no values for these buffers" in str(each.message)]
+            assert len(told) == (group.rank == 0) and all("1.running_mean" in each and "scratch" not in each for each in told), told
     with expect(libzero.ConfigError, "folder"):
         libzero.init("/tmp", values=False)
 
