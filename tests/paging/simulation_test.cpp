@@ -267,6 +267,22 @@ TEST(Simulation, UpdatesBesideOtherWork) {
   }
 }
 
+// In a gather the second update is hidden behind the first unit's message.
+TEST(Simulation, UpdatesInGathers) {
+  auto schedule = there_and_back(4, 0);
+  schedule.prefetch_bytes = 8;
+  for (auto& unit : schedule.units) unit.update = 2;
+  // Gathers to 4 and 8, operators to 5, 9, 11 and 13, updates to 15 and 17.
+  EXPECT_EQ(simulate(schedule, kOne).seconds, 17);
+  for (auto& unit : schedule.units) unit.updated_in_gather = true;
+  const auto step = simulate(schedule, kOne);
+  // Updates to 2 and 4, gathers to 6 and 10, operators to 7, 11, 13 and 15.
+  EXPECT_EQ(find(step, Work::update, 1).begin, 2);
+  EXPECT_EQ(find(step, Work::gather, 0).begin, 2);
+  EXPECT_EQ(step.seconds, 15);
+  EXPECT_EQ(busy(step, Resource::compute), 6 + 4);
+}
+
 // The second micro-batch's sum is added to the first one's, on a disk.
 TEST(Simulation, FurtherReductionsReadTheSumSoFar) {
   StepSchedule schedule;
