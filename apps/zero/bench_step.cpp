@@ -131,6 +131,7 @@ struct Options {
   bool lockstep = false;
   bool deterministic = false;
   std::string device = "cpu";
+  bool through_host = false;
   bool mfu = false;
   int64_t live_parameters = Config{}.max_live_parameters;
   int64_t bucket_size = Config{}.unit_bytes;
@@ -216,6 +217,8 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
                   "cpu, cuda (each rank of a host takes the device of its number there), or any: "
                   "cuda where it can be used")
       ->check(CLI::IsMember(devices));
+  parser.add_flag("--through-host", options.through_host,
+                  "On a device: the hosts' memory carries the tensors, in place of NCCL");
   parser.add_flag("--mfu", options.mfu,
                   "Measure matrix products too, and print the table of MFU; a device's always is");
   options.json.add_to(parser);
@@ -664,8 +667,9 @@ double measure_products(const Options& options, comm::Group& ranks) {
 
 int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
   at::set_num_threads(options.threads);
-  const auto ranks = train::on_training_device(
-      host, device_of(options), [](std::string_view text) { fmt::print("{}\n", text); });
+  const auto ranks =
+      train::on_training_device(host, device_of(options), options.through_host,
+                                [](std::string_view text) { fmt::print("{}\n", text); });
   const auto sizes = model_of(options);
   const bool reports = ranks->rank() == 0;
   const auto start = machine();

@@ -267,7 +267,8 @@ int train(const Arguments& arguments) {
   // One process checks, so that a mistake is told once.
   if (ranks.first()) train::check_run(settings, ranks.size());
   return run_on_ranks(ranks, {"train"}, arguments, [&](const std::shared_ptr<comm::Group>& host) {
-    const auto group = train::on_training_device(host, settings.program.device, warn);
+    const auto group = train::on_training_device(host, settings.program.device,
+                                                 settings.program.through_host, warn);
     const Origins origins(file_given, line_given,
                           saved ? fields::Json::parse(saved->configuration) : fields::Json());
     std::vector<std::unique_ptr<train::Monitor>> monitors;

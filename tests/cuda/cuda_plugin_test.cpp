@@ -51,12 +51,13 @@ TEST(TrainingDevice, IsTheCpuWhereThereIsNoOther) {
   std::vector<std::string> told;
   comm::run_as_threads(2, [&](auto host) {
     const auto tell = [&](std::string_view text) { told.emplace_back(text); };
-    EXPECT_EQ(train::on_training_device(host, TrainingDevice::cpu, tell), host);
-    const auto group = train::on_training_device(host, TrainingDevice::any, tell);
+    EXPECT_EQ(train::on_training_device(host, TrainingDevice::cpu, false, tell), host);
+    const auto group = train::on_training_device(host, TrainingDevice::any, false, tell);
     if (!group->device().is_cpu()) return;
     EXPECT_EQ(group, host);
-    EXPECT_THAT(message_of<ConfigError>(
-                    [&] { (void)train::on_training_device(host, TrainingDevice::cuda, tell); }),
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  (void)train::on_training_device(host, TrainingDevice::cuda, false, tell);
+                }),
                 HasSubstr("CUDA"));
     if (host->rank() == 0) {
       ASSERT_EQ(told.size(), 1U) << "of the free choice alone";

@@ -12,6 +12,7 @@
 
 #include "tests/device/collectives.h"
 #include "tests/device/device.h"
+#include "zero/comm/through_host.h"
 
 namespace zero::simulated {
 
@@ -117,16 +118,25 @@ std::vector<int64_t> numbers(comm::Group& ranks) {
 }  // namespace
 
 void run_on_devices(int ranks, const std::function<void(std::shared_ptr<comm::Group>)>& body) {
+  run_on_devices_of_hosts(1, ranks, false, body);
+}
+
+void run_on_devices_of_hosts(int hosts, int ranks, bool through_host,
+                             const std::function<void(std::shared_ptr<comm::Group>)>& body) {
   const auto sets = std::make_shared<Sets>();
   hosts_met();  // a thread begins after what its maker has waited for
-  comm::run_as_threads(ranks, [&](std::shared_ptr<comm::Group> host) {
+  comm::run_as_hosts(hosts, ranks, [&](std::shared_ptr<comm::Group> host) {
     const int index = host->rank();
     const c10::impl::VirtualGuardImpl guard(c10::kPrivateUse1);
     const auto before = guard.exchangeDevice(device(index));  // the thread is the host of no other
-    body(comm::on_device(host, device(index), [sets, index](comm::Group& of) {
-      return c10::make_intrusive<Backend>(sets->of(numbers(of)), of.rank(), of.size(), index);
-    }));
-    if (ranks == 1) guard.setDevice(before);
+    comm::MakeBackend carrier = comm::ThroughHost{};
+    if (!through_host) {
+      carrier = [sets, index](comm::Group& of) {
+        return c10::make_intrusive<Backend>(sets->of(numbers(of)), of.rank(), of.size(), index);
+      };
+    }
+    body(comm::on_device(host, device(index), carrier));
+    if (hosts * ranks == 1) guard.setDevice(before);
   });
   hosts_met();
 }

@@ -16,4 +16,9 @@ namespace zero::simulated {
 /// group whose collectives carry tensors of that device. Rethrows as comm::run_as_threads.
 void run_on_devices(int ranks, const std::function<void(std::shared_ptr<comm::Group>)>& body);
 
+/// Runs `body` in the same way on `hosts` x `ranks` ranks, as comm::run_as_hosts does. With
+/// `through_host` the hosts' memory carries the tensors (comm::ThroughHost).
+void run_on_devices_of_hosts(int hosts, int ranks, bool through_host,
+                             const std::function<void(std::shared_ptr<comm::Group>)>& body);
+
 }  // namespace zero::simulated

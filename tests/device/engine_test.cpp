@@ -18,6 +18,7 @@
 #include "tests/device/backend.h"
 #include "tests/device/models.h"
 #include "tests/device/testing.h"
+#include "tests/engine/net.h"
 #include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
@@ -63,6 +64,11 @@ struct Setting {
   // In so many steps the norm of each parameter is read before the update, later of half of them.
   int64_t norms = 0;
   std::optional<PrefetchSpeeds> speeds{};
+  int hosts = 1;              // with an equal part of the ranks each
+  bool through_host = false;  // the hosts' memory carries the tensors
+  bool kept = false;          // each host keeps all parameters
+  bool quantised = false;     // between hosts: weights and gradients, with feedback
+  bool packed = false;        // between hosts: exponents
 };
 
 std::string describe(const Setting& s) {
@@ -74,7 +80,10 @@ std::string describe(const Setting& s) {
                                    : "") +
          (s.keeps_parameters ? " without parameters" : "") + (s.delayed ? ", delayed" : "") +
          (s.in_backward ? ", in backward" : "") + (s.eight_bit ? ", 8 bits" : "") +
-         (s.gradients_on_disk ? ", gradients on a disk" : "") + (s.split ? ", split" : "") + ", " +
+         (s.gradients_on_disk ? ", gradients on a disk" : "") + (s.split ? ", split" : "") +
+         (s.hosts > 1 ? ", " + std::to_string(s.hosts) + " hosts" : "") +
+         (s.through_host ? ", through the host" : "") + (s.kept ? ", kept" : "") +
+         (s.quantised ? ", quantised" : "") + (s.packed ? ", packed" : "") + ", " +
          std::string(optim::name(s.optimizer));
 }
 
@@ -105,6 +114,12 @@ Config config_of(const Setting& s) {
   config.fp16 = s.fp16;
   config.layer_major_accumulation = s.layer_major;
   if (s.eight_bit) config.optimizer_states = optim::StateFormat::eight_bit;
+  if (s.kept) config.hpz_partition_size = s.ranks / s.hosts;
+  if (s.quantised) {
+    config.quantised.weights = config.quantised.gradients = true;
+    config.quantised.feedback = ErrorFeedback{};
+  }
+  config.packed_exponents = s.packed;
   return config;
 }
 
@@ -290,10 +305,15 @@ Outcome run(const RunRanks& ranks, const Setting& s, const Between& between = {}
   return all[0];
 }
 Outcome on_cpu(const Setting& s, const Between& between = {}) {
-  return run([](int n, const auto& body) { comm::run_as_threads(n, body); }, s, between);
+  return run([&](int n, const auto& body) { comm::run_as_hosts(s.hosts, n / s.hosts, body); }, s,
+             between);
+}
+void run_devices_of(const Setting& s,
+                    const std::function<void(std::shared_ptr<comm::Group>)>& body) {
+  run_on_devices_of_hosts(s.hosts, s.ranks / s.hosts, s.through_host, body);
 }
 Outcome on_devices(const Setting& s, const Between& between = {}) {
-  auto outcome = run(&run_on_devices, s, between);
+  auto outcome = run([&](int /*n*/, const auto& body) { run_devices_of(s, body); }, s, between);
   synchronize();
   return outcome;
 }
@@ -301,6 +321,7 @@ Outcome on_devices(const Setting& s, const Between& between = {}) {
 // Counts a host's waits in a step whose number does not depend on sizes: one for the norm; with
 // states on the host one more before it writes what copies may still read.
 std::optional<int64_t> waits_of_step(const Setting& s) {
+  if (s.through_host) return std::nullopt;
   if (s.states == Tier::device) return 1;
   if (optim::reach(s.optimizer) != optim::Reach::element) return std::nullopt;
   const bool in_blocks = s.bf16 || (s.stage >= 2 && s.accumulate > 1);
@@ -810,6 +831,114 @@ TEST(EngineOnDevices, BytesOfTheSumsAreTheFormulas) {
         EXPECT_EQ(sent(comm::Collective::reduce_scatter), formula.reduce_scatter);
         EXPECT_EQ(sent(comm::Collective::all_reduce), formula.all_reduce);
       });
+    }
+  }
+}
+
+// The host's memory carries the tensors, as it does for the CPU.
+TEST(EngineOnDevices, HasTheCpusBitsBetweenHosts) {
+  const auto check = [](Setting setting) {
+    setting.hosts = 2;
+    setting.through_host = true;
+    setting.live = 2000;
+    setting.kind = Kind::mlp;
+    setting.unit_bytes = 2500;
+    expect_as_on_cpu(setting, 1);
+  };
+  for (const bool bf16 : {false, true}) {
+    check({.stage = 2, .bf16 = bf16, .packed = true});
+    check({.bf16 = bf16, .accumulate = 2, .quantised = true});
+    for (const bool quantised : {false, true})
+      check({.ranks = 4, .bf16 = bf16, .accumulate = 2, .kept = true, .quantised = quantised});
+  }
+  check({.ranks = 4,
+         .bf16 = true,
+         .states = Tier::host,
+         .keeps_parameters = true,
+         .kept = true,
+         .quantised = true});
+  check({.ranks = 4, .freezes = true, .kept = true, .packed = true});
+}
+
+// A backend of devices adds in the order of one host's ranks.
+TEST(EngineOnDevices, HasTheBitsOfOneHostWhereHostsKeepParameters) {
+  for (const bool bf16 : {false, true}) {
+    Setting setting{.ranks = 4, .bf16 = bf16, .accumulate = 2, .live = 2000};
+    const auto reference = on_cpu(setting);
+    setting.hosts = 2;
+    setting.kept = true;
+    for (const Options& options : schedules(2)) {
+      SCOPED_TRACE(describe(setting) + ", " + describe(options));
+      configure(options);
+      const auto outcome = on_devices(setting);
+      EXPECT_TRUE(outcome == reference);
+      EXPECT_EQ(outcome.host_waits, (setting.steps - 1) * setting.ranks);
+      EXPECT_EQ(reports(), "");
+    }
+  }
+  configure({});
+  Setting rounded{.ranks = 4, .hosts = 2, .quantised = true};
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { (void)on_devices(rounded); }),
+      AllOf(HasSubstr("zero_quantized_weights between 2 hosts"), HasSubstr("--through-host")));
+  rounded.quantised = false;
+  rounded.packed = true;
+  EXPECT_THAT(message_of<ConfigError>([&] { (void)on_devices(rounded); }),
+              HasSubstr("zero_packed_exponents between 2 hosts"));
+}
+
+// Four weights, a unit each, which one operator in each direction reads.
+TEST(EngineOnDevices, BytesBetweenHostsAreTheFormulas) {
+  configure({});
+  for (const bool bf16 : {false, true}) {
+    for (const bool kept : {false, true}) {
+      for (const bool quantised : {false, true}) {
+        const Setting setting{.ranks = 4,
+                              .bf16 = bf16,
+                              .accumulate = 2,
+                              .live = 0,
+                              .unit_bytes = 64 * 64 * (bf16 ? 2 : 4),
+                              .hosts = 2,
+                              .through_host = true,
+                              .kept = kept,
+                              .quantised = quantised};
+        SCOPED_TRACE(describe(setting));
+        run_devices_of(setting, [&](const auto& group) {
+          const auto chain = std::make_shared<Chain>();
+          chain->to(group->device());
+          Engine engine(*chain, setting.optimizer, config_of(setting), group);
+          const auto x = torch::ones({2, 64}, bf16 ? at::kBFloat16 : at::kFloat)
+                             .to(group->device())
+                             .requires_grad_();
+          group->traffic().reset();
+          for (int64_t batch = 0; batch < setting.accumulate; ++batch) {
+            engine.backward(chain->forward(x).mean());
+            engine.step();
+          }
+          wait_for_device(group->device());
+          group->all_reduce(torch::ones({1}).to(group->device())).wait();
+          const auto formula = engine.traffic_formula();
+          const auto gathers = group->traffic().count(comm::Collective::all_gather);
+          const auto sums = group->traffic().count(comm::Collective::reduce_scatter);
+          EXPECT_EQ(gathers.link_bytes, formula.all_gather_link);
+          EXPECT_EQ(gathers.logical_bytes, formula.all_gather);
+          EXPECT_EQ(sums.link_bytes, formula.reduce_scatter_link);
+          EXPECT_EQ(sums.logical_bytes, formula.reduce_scatter);
+          const auto& ledger = *group->ledger();
+          const auto memory = engine.memory_formula();
+          EXPECT_EQ(ledger.usage(Category::parameters).peak, memory.parameters);
+          EXPECT_EQ(ledger.usage(Category::gradients).peak, memory.gradients);
+          EXPECT_EQ(ledger.usage(Category::host_gradients).peak,
+                    engine.host_memory_formula().gradients);
+          // A device has the fourth part of each unit, or the half that its host keeps with
+          // another.
+          const int64_t whole = engine.layout().numel() * (bf16 ? 2 : 4);
+          EXPECT_EQ(memory.parameters, !kept       ? whole / 4
+                                       : quantised ? whole / 2 + whole / 4
+                                                   : whole / 2);
+        });
+        synchronize();
+      }
     }
   }
 }

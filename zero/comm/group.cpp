@@ -128,7 +128,7 @@ struct Group::Impl {
   // Returns true if the backend of such calls is libzero's own.
   bool ours(Collective collective) const {
     return transport.announcements != nullptr &&
-           (transport.device.is_cpu() || collective == Collective::control);
+           (!transport.foreign_data || collective == Collective::control);
   }
   c10d::Backend& backend_of(Collective collective) const {
     return collective == Collective::control ? *transport.control : *transport.data;
@@ -173,7 +173,8 @@ struct Group::Impl {
     if (!ours(Collective::all_gather)) {
       refuse(
           "a group over a foreign backend cannot quantise or pack what crosses between hosts; use "
-          "zero::init, or switch the zero_quantized_... keys and zero_packed_exponents off.");
+          "zero::init (for a device comm::on_device with comm::ThroughHost), or switch the "
+          "zero_quantized_... keys and zero_packed_exponents off.");
     }
     if (wire->packed) {
       if (!can_pack_exponents(dtype))
@@ -191,11 +192,13 @@ struct Group::Impl {
   void check_error(const LinkWire& wire, int64_t bytes) const {
     const auto& error = wire.error;
     if (!error.defined()) return;
-    if (error.scalar_type() == at::kByte && error.is_contiguous() && error.numel() == bytes) return;
+    const bool fits = error.scalar_type() == at::kByte && error.is_contiguous() &&
+                      error.device().is_cpu() && error.numel() == bytes;
+    if (fits) return;
     throw CommError(fmt::format(
-        "reduce_scatter on rank {}: the array of LinkWire::error has {} elements of {}, but must "
-        "be contiguous and have {} of Byte (Group::feedback_bytes).",
-        rank, error.numel(), c10::toString(error.scalar_type()), bytes));
+        "reduce_scatter on rank {}: the array of LinkWire::error has {} elements of {} on {}, but "
+        "must be contiguous, on the CPU, and have {} of Byte (Group::feedback_bytes).",
+        rank, error.numel(), c10::toString(error.scalar_type()), error.device().str(), bytes));
   }
 
   Work all_gather(Collective collective, at::Tensor output, at::Tensor input,
@@ -318,6 +321,8 @@ Work Group::all_gather(at::Tensor output, at::Tensor input, std::string_view lab
 int64_t Group::feedback_bytes(const Quantisation& quantisation, int64_t slice_numel) const {
   return (topology().hosts - 1) * wire_bytes(feedback_quantisation(quantisation), slice_numel);
 }
+
+bool Group::codes() const { return impl_->ours(Collective::all_gather); }
 
 at::ScalarType Group::sent_dtype(at::ScalarType input, at::ScalarType output) const {
   const bool widened = impl_->size > 1 && !impl_->ours(Collective::reduce_scatter) &&
@@ -521,12 +526,13 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
   Transport transport{.control = of_host.control,
                       .liveness = of_host.liveness,
                       .announcements = of_host.announcements,
+                      .foreign_data = make.target<ThroughHost>() == nullptr,
                       .topology = host->topology(),
                       .device = device,
                       .number = of_host.number};
   std::unique_ptr<DeviceBackendEnd> end;
   if (host->size() > 1) {
-    if (make.target<ThroughHost>() != nullptr) {
+    if (!transport.foreign_data) {
       transport.data = through_host(of_host.data);
     } else if (make) {
       transport.data = make(*host);

@@ -156,7 +156,7 @@ class Group {
 
   // A `wire` makes arrays of Float, BFloat16 or Half cross between hosts in fewer bytes (LinkWire).
   // It has no effect if all ranks are on one host. A group over a foreign backend that spans hosts
-  // throws CommError, since that backend cannot encode.
+  // throws CommError, since that backend cannot encode (see `codes`).
 
   /// output (N * n), input (n): output = the ranks' inputs in rank order. `input` may be this
   /// rank's slice of `output`. With a `wire` all ranks take the values that the messages carry,
@@ -173,6 +173,9 @@ class Group {
   /// `output`. It is `input`; over a foreign backend, which adds in one dtype only, it is the wider
   /// of the two.
   at::ScalarType sent_dtype(at::ScalarType input, at::ScalarType output) const;
+  /// Returns whether libzero's own transport carries the tensors, which encodes them by a `wire`:
+  /// on the CPU, and with ThroughHost on a device.
+  bool codes() const;
   /// Returns the bytes of LinkWire::error for sums whose slices have `slice_numel` elements: about
   /// 1 for each element that this rank sends, 0 on one host.
   int64_t feedback_bytes(const Quantisation& quantisation, int64_t slice_numel) const;

@@ -15,7 +15,7 @@ namespace zero::comm {
 struct LinkWire {
   Quantisation quantisation{};
   /// The errors of sums with feedback (quantise_with_feedback, with `beta`): each message loses a
-  /// little, which is stored here and added to the next message. 1-D, Byte, with
+  /// little, which is stored here and added to the next message. 1-D, Byte, on the CPU, with
   /// Group::feedback_bytes() elements, zeros at first. The owner keeps the tensor from call to call
   /// of arrays of one size, and does not touch it while a call is under way. Undefined: there is no
   /// feedback.

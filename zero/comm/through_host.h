@@ -11,7 +11,8 @@ namespace zero::comm {
 /// The third argument of `on_device` that lets the host's group carry the tensors. In each
 /// collective a rank copies its tensor to the host, the ranks exchange and add there as those of
 /// the CPU do, with the same bits, and Work::wait copies the result to the device. So the host
-/// waits for the device and for the other ranks, and the bytes pass the bus twice.
+/// waits for the device and for the other ranks, and the bytes pass the bus twice. Between
+/// hosts arrays are quantised or packed (LinkWire) as those of the CPU.
 struct ThroughHost {
   /// Throws CommError. `on_device` makes the backend, since it knows what carries the host's group.
   c10::intrusive_ptr<c10d::Backend> operator()(Group& ranks) const;

@@ -103,9 +103,11 @@ struct Transport {
   /// Makes a store in which the ranks can meet, under keys that nobody else uses. Collective.
   std::function<c10::intrusive_ptr<c10d::Store>()> store{};
   std::shared_ptr<ActivitySlot> activity{};  ///< here others see what this rank does
-  /// Tells both backends (`control` alone if `device` is not the CPU) of their calls. They then
-  /// count the bytes that they copy.
+  /// Tells both backends (`control` alone if `data` is foreign) of their calls. They then count the
+  /// bytes that they copy.
   std::shared_ptr<Announcements> announcements{};
+  /// Says that `data` is another library's, as NCCL is, although `control` is libzero's own.
+  bool foreign_data = false;
   /// Says which ranks share a host. If it is not set, all are on one host if the backends are
   /// libzero's own, else the ranks tell each other.
   std::optional<Topology> topology{};

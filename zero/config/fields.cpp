@@ -979,6 +979,16 @@ void add_program(All& all) {
              .option = "--device",
              .common = true},
             &Program::device);
+  train.add(
+      "through_host",
+      {.sentence = "On a device: the hosts' memory carries the tensors, in place of NCCL",
+       .details = "Ranks copy their tensors to the host and add there as those of the CPU do, "
+                  "with the same bits. They may share a device. Between hosts weights and "
+                  "gradients can then be quantised or packed.",
+       .cost = "The host waits for the device and the other ranks in each exchange, and the "
+               "bytes pass the bus twice.",
+       .option = "--through-host"},
+      &Program::through_host);
   train.add("eval_every",
             {.sentence = "Steps between validations; 0: at the end only",
              .option = "--eval-every",

@@ -133,6 +133,8 @@ struct ProgramSettings {
   int64_t seed = 1;
   std::optional<int64_t> threads{};  ///< a rank's; else as the machine suggests
   TrainingDevice device = TrainingDevice::cpu;
+  /// The hosts' memory carries what ranks on devices send each other (comm::ThroughHost).
+  bool through_host = false;
   std::optional<int64_t> eval_every{};  ///< steps; else at the end only
   int64_t eval_tokens = 65536;          ///< a validation's, over all ranks; 0: no validation
   int64_t log_every = 1;

@@ -128,7 +128,11 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
   };
   paging::UnitCosts costs{.bytes = step.layout.unit(unit).bytes(), .trainable = plan.trainable};
   if (step.sharded.parameters) {
-    if (!step.in_place) costs.gather = link(messages.gather);
+    if (step.kept_on_hosts && !step.in_place) {
+      costs.gather = messages.gather_in_host.sent;
+    } else if (!step.in_place) {
+      costs.gather = link(messages.gather);
+    }
     if (plan.comes_up()) costs.gather_up = plan.owned.size() * bytes(plan.dtype);
     if (plan.parameters_at == Tier::disk)
       costs.gather_read = bytes_on_disk(plan, State::parameters);
@@ -261,9 +265,10 @@ partition::LayoutMemory planned_memory(const PlannedStep& step, Tier tier) {
         sum.padding -= unit.parameters - content / step.layout.shards();
       }
     }
-    // The rounding errors of quantised sums are stored for the next ones.
+    // The rounding errors of quantised sums are stored for the next ones, where messages are made.
     const auto& link = plan.gradients.link;
-    if (plan.trainable && link.quantised() && step.feedback && at.gradients && tier == Tier::device)
+    const auto errors_at = plan.own_memory ? Tier::host : Tier::device;
+    if (plan.trainable && link.quantised() && step.feedback && at.gradients && tier == errors_at)
       sum.gradients +=
           (step.grid.hosts - 1) * comm::wire_bytes(comm::feedback_quantisation(link.quantisation),
                                                    step.layout.slice_numel(u));

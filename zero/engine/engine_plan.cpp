@@ -44,7 +44,7 @@ EnginePlan::EnginePlan(NamedTensors tensors, const std::vector<ParameterGroup>& 
   timing_ = UpdateTiming::of(config_, placement_.sharded, placement_.planned().grid);
   units_ = plan_units(layout_, model_.shape(), config_, placement_.planned());
   check_passes();
-  check_on_device(config_, timing_, model_, placement_.shards->topology());
+  check_on_device(config_, timing_, model_, *placement_.shards);
 }
 
 // Checks the configuration for an optimizer that evaluates other weights than it trains.

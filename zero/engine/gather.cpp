@@ -8,6 +8,7 @@ namespace {
 
 std::unique_ptr<ParameterSource> make_source(const SourceParts& parts, DiskReads disk) {
   if (!parts.placement.sharded.parameters) return whole_units(parts);
+  if (parts.placement.host != nullptr) return kept_units(parts);
   return parts.table.window() != nullptr ? window_units(parts) : sliced_units(parts, disk);
 }
 

@@ -26,7 +26,7 @@ std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks,
 }
 
 void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model,
-                     const comm::Topology& topology) {
+                     const comm::Group& shards) {
   const auto device = model.device();
   if (!is_asynchronous(device)) return;
   // The error says why a plugin cannot be loaded, before anything of the model has changed.
@@ -53,9 +53,19 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
   needs_host(config.bf16_optimizer_states || config.optimizer_states != optim::StateFormat::fp32,
              "data_types.optimizer_state_dtype");
   refuse(config.device_memory > 0, "device_memory", "Leave it out: the device has its own.");
-  refuse(config.quantised.any() && topology.hosts > 1, "zero_quantized_weights and its like",
-         "Switch them off.");
-  refuse(config.packed_exponents && topology.hosts > 1, "zero_packed_exponents", "Switch it off.");
+  const auto needs_own_links = [&](bool asked, std::string_view key) {
+    if (!asked || shards.topology().hosts == 1 || shards.codes()) return;
+    throw ConfigError(fmt::format(
+        "{} between {} hosts: another library than libzero carries the tensors of {}, and it does "
+        "not encode them. Let the host's memory carry them (train.through_host, --through-host; in "
+        "C++ comm::ThroughHost), or switch the key off.",
+        key, shards.topology().hosts, device.str()));
+  };
+  const auto& quantised = config.quantised;
+  needs_own_links(quantised.weights, "zero_quantized_weights");
+  needs_own_links(quantised.frozen_weights, "zero_quantized_nontrainable_weights");
+  needs_own_links(quantised.gradients, "zero_quantized_gradients");
+  needs_own_links(config.packed_exponents, "zero_packed_exponents");
   for (const auto& chosen : model.optimizers()) {
     // The exchange between two sweeps is in one memory.
     const bool in_parts =

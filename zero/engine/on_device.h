@@ -17,8 +17,9 @@ namespace zero {
 std::shared_ptr<comm::Group> group_on_device(std::shared_ptr<comm::Group> ranks, Model& model);
 
 /// Loads the plugin for the model's device, if its kernels are missing. Throws ConfigError if that
-/// fails, or naming the first key that asks for something that only the CPU does.
+/// fails, or naming the first key that asks for something that only the CPU does, or that the
+/// transport of `shards`, which carries the model's tensors, does not do between hosts.
 void check_on_device(const Config& config, const UpdateTiming& timing, const Model& model,
-                     const comm::Topology& topology);
+                     const comm::Group& shards);
 
 }  // namespace zero

@@ -5,7 +5,7 @@
 // At stages 0 to 2 every rank has all elements of each unit, and the owners publish their updated
 // slices (whole_units.cpp). At stage 3 a pager asks a source for units: slices may lie side by side
 // in memory that the ranks of a host share (window_units.cpp), or they are gathered over the ranks
-// (sliced_units.cpp).
+// (sliced_units.cpp), or over those of a host whose devices keep all of them (kept_units.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,6 +60,8 @@ struct SourceParts {
 std::unique_ptr<ParameterSource> whole_units(const SourceParts& parts);
 /// Needs a table with a window. Its end is collective, except while an exception unwinds.
 std::unique_ptr<ParameterSource> window_units(const SourceParts& parts);
+/// Needs a placement with `host`.
+std::unique_ptr<ParameterSource> kept_units(const SourceParts& parts);
 std::unique_ptr<ParameterSource> sliced_units(const SourceParts& parts, DiskReads reads);
 
 /// A source for the pager of stage 3: parameters that lie in slices.

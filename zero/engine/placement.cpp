@@ -28,7 +28,8 @@ void check_shard_size(int64_t size, const comm::Group& all) {
       size, all.size(), local, fmt::join(choices, ", ")));
 }
 
-// With hpZ the whole parameters must lie in an array that the ranks of one host share.
+// With hpZ the ranks of a host share an array of the whole parameters, or their devices have equal
+// parts of them.
 void check_kept(const Config& config, const comm::Group& all) {
   const int64_t size = config.hpz_partition_size;
   if (size == 1) return;
@@ -46,13 +47,28 @@ void check_kept(const Config& config, const comm::Group& all) {
         "out.",
         size, all.topology().hosts, other, why));
   };
-  if (!all.has_windows())
-    refuse("its group is a device's, or is carried by another backend than libzero's",
+  if (!all.has_windows() && all.device().is_cpu())
+    refuse("its group is carried by another backend than libzero's",
            "ranks of a host share no memory there.");
   if (config.offload_param.device != OffloadDevice::none)
     refuse("offload_param is given", "each host would keep in memory what is to be elsewhere.");
   if (config.device_memory > 0)
     refuse("device_memory is given", "a device cannot read units where a host's ranks share them.");
+}
+
+// Makes the groups among which the devices of several hosts keep all parameters.
+void keep_on_devices(const Config& config, Placement& placement) {
+  auto& all = *placement.all;
+  if (config.hpz_partition_size == 1 || all.topology().hosts == 1 || all.has_windows()) return;
+  const int local = all.local_size();
+  std::vector<int> host;
+  std::vector<int> same_place;
+  for (int rank = 0; rank < all.size(); ++rank) {
+    if (rank / local == all.rank() / local) host.push_back(rank);
+    if (rank % local == all.rank() % local) same_place.push_back(rank);
+  }
+  placement.host = all.subgroup(host);
+  placement.same_place = all.subgroup(same_place);
 }
 
 }  // namespace
@@ -76,6 +92,7 @@ PlannedRanks Placement::planned() const {
 Placement place(const Config& config, std::shared_ptr<comm::Group> all) {
   check_kept(config, *all);
   Placement placement{.sharded = {}, .all = std::move(all)};
+  keep_on_devices(config, placement);
   const auto& group = *placement.all;
   if (config.mics_shard_size < 0) return placement;
   check_shard_size(config.mics_shard_size, group);

@@ -30,6 +30,11 @@ struct Placement {
   std::shared_ptr<comm::Group> all;
   std::shared_ptr<comm::Group> shards = all;
   std::shared_ptr<comm::Group> replicas = comm::single();
+  /// If each of several hosts keeps all parameters on devices (Note [Kept on devices] in
+  /// kept_units.cpp): the ranks of this host, and those at this one's place on all hosts. Else
+  /// null.
+  std::shared_ptr<comm::Group> host{};
+  std::shared_ptr<comm::Group> same_place{};
 
   /// Returns the same as numbers, which is all that the plan and the costs need.
   PlannedRanks planned() const;

@@ -43,6 +43,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/device/memory.h"
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
 #include "zero/engine/reduction_queue.h"
@@ -271,8 +272,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       if (!link.quantised()) continue;
       const int64_t bytes =
           shards.feedback_bytes(link.quantisation, context_.layout.slice_numel(u));
-      if (bytes > 0)
-        bookkeeping(u).residuals = shards.empty(bytes, at::kByte, Category::gradients).zero_();
+      if (bytes == 0) continue;
+      // The host makes a device's messages too.
+      const bool here = shards.device().is_cpu();
+      bookkeeping(u).residuals = here ? shards.empty(bytes, at::kByte, Category::gradients).zero_()
+                                      : pinned_zeros(bytes, at::kByte, shards.device(),
+                                                     shards.ledger(), Category::host_gradients);
     }
   }
 

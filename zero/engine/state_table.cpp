@@ -121,13 +121,20 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
     if (plan.parameters_at == Tier::disk) continue;
     auto& owned = memory(u, State::parameters);
     const int64_t slice = layout_.slice_numel(u);
-    // Between hosts the window holds a quantised unit with the values of its messages.
+    if (placement.host != nullptr) {
+      kept_.push_back(
+          group_.empty(slice * placement.same_place->size(), plan.dtype, Category::parameters)
+              .zero_());
+    }
+    // What a host keeps holds a quantised unit with the values of its messages.
     const bool rounded = group_.topology().hosts > 1 && plan.parameter_link.quantised();
     if (window_ && !rounded) {
       owned = window_->memory()
                   .narrow(0, window_offset(u), unit.bytes())
                   .view(plan.dtype)
                   .narrow(0, slice * group_.rank(), slice);
+    } else if (placement.host != nullptr && !rounded) {
+      owned = kept_.back().narrow(0, slice * placement.same_place->rank(), slice);
     } else if (plan.parameters_at == Tier::host) {
       owned = zeros(Tier::host, slice, plan.dtype, Category::host_parameters);
     } else if (sharded.parameters) {

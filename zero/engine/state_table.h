@@ -78,7 +78,7 @@ class StateTable {
     /// States on disk have two copies, so that `take_back_update` can be called.
     bool keeps_old_states = false;
     /// Stage 3: slices lie side by side in a window, an array that the ranks of a host share, if
-    /// there can be one.
+    /// there can be one. Devices have none.
     bool in_place = false;
   };
   /// Returns the arrays on disk of all units, for the DiskTier that a table of these plans is
@@ -181,6 +181,9 @@ class StateTable {
   const at::Tensor& whole(int64_t unit) const { return whole_[static_cast<size_t>(unit)]; }
   /// Returns the shared array of stage 3 on one host, else null.
   comm::Window* window() const { return window_.get(); }
+  /// Returns this device's part of a unit that each of several hosts keeps, (hosts * slice): Note
+  /// [Kept on devices] in kept_units.cpp.
+  const at::Tensor& kept(int64_t unit) const { return kept_[static_cast<size_t>(unit)]; }
   /// Returns the byte of the window at which a unit begins.
   int64_t window_offset(int64_t unit) const { return window_offset_[static_cast<size_t>(unit)]; }
   /// Returns the part of a parameter that this rank owns, in elements of its unit.
@@ -314,6 +317,7 @@ class StateTable {
   std::vector<at::Tensor> whole_;  // by unit; empty if parameters are sharded
   std::unique_ptr<comm::Window> window_;
   std::vector<int64_t> window_offset_;
+  std::vector<at::Tensor> kept_;               // by unit; empty unless devices keep all parameters
   std::vector<NewParameters> new_parameters_;  // by unit
   std::vector<uint8_t> updated_;  // by unit: since new parameters were last put into force
   StreamMark parameter_copies_;   // the last copy of new parameters between host and device
