@@ -43,26 +43,35 @@ stages() {
   losses "$work/stages/3" "$work/stages/cpu" 1e-4
 }
 
-# Half of the GPUs are one host's, and the others another's: two launchers, which meet over the loopback interface.
+# Half of the GPUs are one host's, and the others another's: two launchers, which meet over the loopback interface. Then the hosts' memory
+# carries the tensors: each host keeps all parameters, and what crosses is packed.
 hosts() {
+  mkdir -p "$work/hosts"
+  printf '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": %s, "zero_packed_exponents": true}}' "$((ranks / 2))" >"$work/hosts/kept.json"
+  two_hosts run --stage 3
+  two_hosts kept --config "$work/hosts/kept.json" --through-host
+  nano "$work/hosts/one" --device "$device" --stage 3
+  losses "$work/hosts/run" "$work/hosts/one" 1e-4
+  losses "$work/hosts/kept" "$work/hosts/one" 1e-4
+}
+# two_hosts NAME OPTION ...
+two_hosts() {
   local half=$((ranks / 2)) port host visible=() options launched=() status=0
   port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
   read -ra options <<<"$(nano_options)"
-  mkdir -p "$work/hosts"
   for host in 0 1; do
     visible=()
     if [[ $device == cuda ]]; then visible=(CUDA_VISIBLE_DEVICES="$(seq -s , $((host * half)) $((host * half + half - 1)))"); fi
     env ZERO_HOST="host$host" NCCL_HOSTID="host$host" OMP_NUM_THREADS=1 "${visible[@]}" "$build/zero" launch -n "$half" --nnodes 2 --node-rank "$host" \
-      --master-addr 127.0.0.1 --master-port "$port" -- "$build/zero" train "${options[@]}" --out "$work/hosts/run" --overwrite \
-      --device "$device" --stage 3 >"$work/hosts/host$host.log" 2>&1 &
+      --master-addr 127.0.0.1 --master-port "$port" -- "$build/zero" train "${options[@]}" --out "$work/hosts/$1" --overwrite \
+      --device "$device" "${@:2}" >"$work/hosts/$1$host.log" 2>&1 &
     launched+=($!)
   done
   for host in 0 1; do wait "${launched[host]}" || status=$?; done
-  tail -n 5 "$work"/hosts/host*.log
+  tail -n 5 "$work/hosts/$1"[01].log
   if ((status != 0)); then exit "$status"; fi
-  nano "$work/hosts/one" --device "$device" --stage 3
-  losses "$work/hosts/run" "$work/hosts/one" 1e-4
 }
+export -f two_hosts
 
 # A rank is killed: without restarts the launcher names it and ends; with them the run has the losses of one that was never interrupted.
 failure() {

@@ -239,9 +239,10 @@ void add_hosts(All& all) {
                         "to backward; 1: switched off",
             .details =
                 "ZeRO++'s hpZ. The value is 1 or the number of ranks on a host. Each host keeps "
-                "all parameters in one array, which its ranks read in place. So parameters cross "
-                "between hosts once a step, instead of twice a micro-batch. On one host the key "
-                "changes nothing. With quantised weights each rank also keeps its own exact slice.",
+                "all parameters: on the CPU in one array, which its ranks read in place, on "
+                "devices an equal part of each unit on each. So parameters cross between hosts "
+                "once a step, instead of twice a micro-batch. On one host the key changes nothing. "
+                "With quantised weights each rank also keeps its own exact slice.",
             .least = 1,
             .cost = "A rank holds 1 / (ranks of a host) of the parameters, instead of 1/N."},
            &Config::hpz_partition_size);
