@@ -77,6 +77,7 @@ void StateChanges::change(std::string_view label, const std::function<void()>& w
                                : flows_.schedule().pending_units();
   for (const int64_t unit : units) updated[static_cast<size_t>(unit)] = 1;
   const auto changed = changed_units(label, std::move(updated));
+  flows_.gather().settle();
   if (keeps_delayed) {
     flows_.schedule().settle();
   } else {
@@ -92,6 +93,7 @@ void StateChanges::replace_states(std::string_view label, const std::function<vo
   std::optional<paging::Pager::Change> change;
   if (auto* pager = flows_.gather().pager()) change.emplace(*pager);
   plan_.group().barrier(label);  // every rank has ended its gathers
+  flows_.gather().settle();
   flows_.writes().commit();
   flows_.writes().invalidate();  // refused in a zero::Gathered scope, before anything has changed
   flows_.schedule().discard();
