@@ -53,8 +53,7 @@ std::string_view field(std::string_view head, std::string_view name) {
     const auto colon = line.find(':');
     if (colon != name.size()) continue;
     bool same = true;
-    for (size_t i = 0; i < colon; ++i)
-      same = same && (line[i] | 0x20) == (name[i] | 0x20);
+    for (size_t i = 0; i < colon; ++i) same = same && (line[i] | 0x20) == (name[i] | 0x20);
     if (!same) continue;
     auto value = line.substr(colon + 1);
     while (value.starts_with(' ') || value.starts_with('\t')) value.remove_prefix(1);
@@ -86,9 +85,10 @@ class PageServer::Clients {
  public:
   explicit Clients(uint16_t port) : listener_(comm::listen_at("127.0.0.1", port)) {
     if (!listener_.socket)
-      throw ConfigError(fmt::format("--port {} of 127.0.0.1 cannot be listened at: {}. Give "
-                                    "another, or 0 for a free one.",
-                                    port, listener_.reason));
+      throw ConfigError(
+          fmt::format("--port {} of 127.0.0.1 cannot be listened at: {}. Give "
+                      "another, or 0 for a free one.",
+                      port, listener_.reason));
     port_ = comm::own_port(listener_.socket);
   }
 
@@ -125,7 +125,8 @@ class PageServer::Clients {
       if (client.request.find("\r\n\r\n") != std::string::npos) {
         client.answer = answer_to(client.request, page_, port_);
       } else if (client.request.size() > kMostOfRequest) {
-        client.answer = refusal("431 Request Header Fields Too Large", "The request is too long.\n");
+        client.answer =
+            refusal("431 Request Header Fields Too Large", "The request is too long.\n");
       }
     }
     while (client.sent < client.answer.size()) {
