@@ -986,9 +986,9 @@ void add_program(All& all) {
        .details = "Ranks copy their tensors to the host and add there as those of the CPU do, "
                   "with the same bits. They may share a device. Between hosts weights and "
                   "gradients can then be quantised or packed.",
+       .option = "--through-host",
        .cost = "The host waits for the device and the other ranks in each exchange, and the "
-               "bytes pass the bus twice.",
-       .option = "--through-host"},
+               "bytes pass the bus twice."},
       &Program::through_host);
   train.add("eval_every",
             {.sentence = "Steps between validations; 0: at the end only",
