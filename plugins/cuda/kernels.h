@@ -8,6 +8,7 @@
 
 #include "zero/optim/device_elements.h"
 #include "zero/optim/moment.h"
+#include "zero/optim/narrow.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero::cuda {
@@ -16,6 +17,9 @@ namespace zero::cuda {
 /// bits.
 void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
             const optim::Operands& operands, cudaStream_t stream);
+/// Does the same as optim::update of narrow operands.
+void update(const Optimizer& optimizer, optim::Moment moment, float gradient_scale,
+            const optim::NarrowOperands& operands, cudaStream_t stream);
 
 /// The rows of the results of several norms.
 struct NormRowNumbers {

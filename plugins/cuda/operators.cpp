@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <variant>
 
 #include "plugins/cuda/kernels.h"
 #include "zero/optim/operators.h"
@@ -23,10 +24,14 @@ namespace {
 void update_on_cuda(const c10::intrusive_ptr<optim::UpdateCall>& call, const at::Tensor& gradient,
                     const at::Tensor& master, const std::optional<at::Tensor>& parameter,
                     at::TensorList states) {
-  const auto operands = optim::operands_of(*call, gradient, master, parameter, states);
+  const auto all = optim::operands_of(*call, gradient, master, parameter, states);
   const c10::cuda::CUDAGuard guard(gradient.device());
-  update(call->optimizer, call->moment, static_cast<float>(call->gradient_scale), operands,
-         c10::cuda::getCurrentCUDAStream());
+  std::visit(
+      [&](const auto& operands) {
+        update(call->optimizer, call->moment, static_cast<float>(call->gradient_scale), operands,
+               c10::cuda::getCurrentCUDAStream());
+      },
+      all);
 }
 
 void squared_norm_on_cuda(const at::Tensor& values, const at::Tensor& sums) {

@@ -26,6 +26,8 @@
 #include "zero/models/layers/softmax_elements.h"
 #include "zero/models/layers/swiglu.h"
 #include "zero/optim/device_elements.h"
+#include "zero/optim/narrow.h"
+#include "zero/optim/state_format.h"
 #include "zero/optim/sweeps.h"
 
 namespace zero::optim {
@@ -157,6 +159,126 @@ TEST(CudaElements, UpdateSplitMasterWeightsAsTheReferenceInBits) {
             EXPECT_TRUE(shard.lower.guards_intact() && shard.upper.guards_intact() &&
                         shard.m.guards_intact() && shard.v.guards_intact())
                 << what;
+          }
+        }
+      }
+    }
+  }
+}
+
+enum class Weights { wide, copied, half_copied, split, own };
+
+/// Operands whose states, or weights, or both are narrow. All arrays begin `offset` elements behind
+/// a place at which packs begin.
+struct NarrowShard : SplitShard {
+  NarrowShard(const Optimizer& optimizer, Weights weights, StateFormat format, int64_t numel,
+              int64_t offset, c10::ScalarType gradient_dtype, bool special)
+      : SplitShard(optimizer, numel, offset, gradient_dtype, special), whole(numel, offset) {
+    for (int64_t i = 0; i < numel; ++i) whole.data()[i] = SplitShard::whole(i);
+    narrow = {.wide = operands, .state_format = format, .key = rounding_key(5, 2)};
+    narrow.wide.state = {};
+    if (weights != Weights::split) narrow.wide.lower = nullptr;
+    if (weights != Weights::split && weights != Weights::own) narrow.wide.master = whole.data();
+    if (weights == Weights::wide || weights == Weights::own) narrow.wide.parameter = nullptr;
+    if (weights == Weights::half_copied) narrow.wide.parameter_dtype = c10::ScalarType::Half;
+    if (weights == Weights::own) narrow.weights = upper.data();
+    const auto places = state_bytes(format, at::round_up(numel, kCodedBlock));
+    for (size_t s = 0; s < states.size(); ++s) {
+      if (!operands.state[s]) continue;
+      states[s] = Array<std::byte>(places, offset * state_bytes(format, kCodedBlock) / kCodedBlock);
+      std::fill_n(states[s].data(), places, std::byte{0});
+      narrow.state[s] = states[s].data();
+      if (format == StateFormat::eight_bit) {
+        encode(operands.state[s], states[s].data(), numel, state_signs(optimizer)[s]);
+        continue;
+      }
+      for (int64_t i = 0; i < numel; ++i) {
+        const auto dtype =
+            format == StateFormat::bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+        optim::narrow(states[s].data(), dtype, i, operands.state[s][i]);
+      }
+    }
+  }
+  Array<float> whole;
+  std::array<Array<std::byte>, kMostStates> states{Array<std::byte>(0, 0), Array<std::byte>(0, 0)};
+  NarrowOperands narrow;
+};
+
+void expect_same(NarrowShard& a, NarrowShard& b, const std::string& what) {
+  const int64_t numel = a.narrow.wide.numel;
+  for (int64_t i = 0; i < numel; ++i) {
+    ASSERT_TRUE(same(a.whole.data()[i], b.whole.data()[i])) << what << " weight " << i;
+    ASSERT_TRUE(same(a.SplitShard::whole(i), b.SplitShard::whole(i))) << what << " halves " << i;
+    for (const auto dtype : {c10::ScalarType::BFloat16, c10::ScalarType::Half}) {
+      ASSERT_TRUE(same(widen(a.upper.data(), dtype, i), widen(b.upper.data(), dtype, i)))
+          << what << " parameter " << i;
+    }
+  }
+  const auto format = a.narrow.state_format;
+  for (size_t s = 0; s < kMostStates; ++s) {
+    if (a.narrow.state[s] == nullptr) continue;
+    const auto* mine = a.states[s].data();
+    const auto* other = b.states[s].data();
+    if (format == StateFormat::fp32) {
+      for (int64_t i = 0; i < numel; ++i)
+        ASSERT_TRUE(
+            same(widen(mine, c10::ScalarType::Float, i), widen(other, c10::ScalarType::Float, i)))
+            << what << " state " << s << " element " << i;
+    } else {
+      const auto bytes = state_bytes(format, at::round_up(numel, kCodedBlock));
+      ASSERT_TRUE(std::equal(mine, mine + bytes, other)) << what << " state " << s;
+    }
+    EXPECT_TRUE(a.states[s].guards_intact() && b.states[s].guards_intact()) << what;
+  }
+  EXPECT_TRUE(a.whole.guards_intact() && a.upper.guards_intact() && a.lower.guards_intact())
+      << what;
+}
+
+/// Updates as a device's kernels do, from the last thread to the first.
+void update_by_threads(const Optimizer& optimizer, Moment moment, float factor,
+                       const NarrowOperands& operands) {
+  device::with_narrow_update(optimizer, moment, operands,
+                             [&](auto width, const auto& step, const auto& arrays) {
+                               using Arrays = std::remove_cvref_t<decltype(arrays)>;
+                               const device::Scale scale{factor, operands.wide.gradient_limit};
+                               const int64_t of_thread = device::narrow_elements<Arrays>(width);
+                               for (int64_t t = at::ceil_div(arrays.numel, of_thread); t-- > 0;)
+                                 device::update_narrow_by_thread<width>(step, scale, arrays, t);
+                             });
+}
+
+TEST(CudaElements, UpdateNarrowWeightsAndStatesAsTheReferenceInBits) {
+  for (const auto& [name, optimizer] : optimizers()) {
+    if (reach(optimizer) != Reach::element) continue;
+    const bool states = !state_names(optimizer).empty();
+    for (const auto weights :
+         {Weights::wide, Weights::copied, Weights::half_copied, Weights::split, Weights::own}) {
+      for (const auto format : {StateFormat::fp32, StateFormat::bf16, StateFormat::eight_bit}) {
+        if (weights != Weights::own && (format == StateFormat::fp32 || !states)) continue;
+        for (const auto gradient : dtypes()) {
+          for (const int64_t numel : {0, 1, 5, 64, 83, 1003}) {
+            for (const int64_t offset : {0, 3}) {
+              for (const bool special : {false, true}) {
+                const auto what = name + " weights " + std::to_string(static_cast<int>(weights)) +
+                                  " format " + std::to_string(static_cast<int>(format)) + " " +
+                                  c10::toString(gradient) + " numel " + std::to_string(numel) +
+                                  " offset " + std::to_string(offset);
+                NarrowShard expected(optimizer, weights, format, numel, offset, gradient, special);
+                NarrowShard shard(optimizer, weights, format, numel, offset, gradient, special);
+                EXPECT_EQ(device::is_aligned(shard.narrow), offset == 0) << what;
+                // In the second update the numbers of elements pass 2^32.
+                for (const int64_t step : {1, 2}) {
+                  expected.new_gradient(static_cast<uint32_t>(30 + step), special);
+                  shard.new_gradient(static_cast<uint32_t>(30 + step), special);
+                  for (auto* const of : {&expected, &shard})
+                    of->narrow.first = step == 1 ? 192 : (int64_t{1} << 32) - 64;
+                  update_reference(optimizer, step, lr(optimizer), 0.37, expected.narrow);
+                  update_by_threads(optimizer, {step, lr(optimizer)}, 0.37F, shard.narrow);
+                }
+                expect_same(shard, expected, what);
+                if (HasFailure()) return;
+              }
+            }
           }
         }
       }

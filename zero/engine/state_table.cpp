@@ -314,7 +314,7 @@ at::Tensor StateTable::read_stored(int64_t unit, State state, Range elements) co
 at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
   if (plan(unit).is_coded(state)) {
     const auto blocks = whole_blocks(elements);
-    const auto codes = read_stored(unit, state, blocks);
+    const auto codes = read_stored(unit, state, blocks).cpu();
     auto wide = at::empty({blocks.size()}, at::kFloat);
     optim::decode(static_cast<const std::byte*>(codes.const_data_ptr()),
                   wide.mutable_data_ptr<float>(), wide.numel(), sign_of(unit, state));
@@ -326,7 +326,8 @@ at::Tensor StateTable::read(int64_t unit, State state, Range elements) const {
                 stored);
 }
 
-// The host joins and splits halves that lie on a device: nobody does so in a step.
+// The host joins and splits halves that lie on a device, as it decodes and encodes 8-bit states:
+// nobody does so in a step.
 at::Tensor StateTable::joined(const at::Tensor& upper, const at::Tensor& lower) const {
   auto whole = at::empty({upper.numel()}, at::kFloat);
   optim::join(halves_of(upper.cpu()), halves_of(lower.cpu()), whole.mutable_data_ptr<float>(),
@@ -425,7 +426,7 @@ void StateTable::write_beside(int64_t unit, Range elements, const at::Tensor& va
 // Encodes whole blocks; elements of the blocks outside the range keep their values.
 void StateTable::write_codes(int64_t unit, State state, Range elements, const at::Tensor& values) {
   const auto blocks = whole_blocks(elements);
-  auto wide = values.to(at::kFloat).contiguous();
+  auto wide = values.to(at::kFloat).contiguous().cpu();
   if (blocks != elements) {
     const auto all = read(unit, state, blocks);
     all.narrow(0, elements.begin - blocks.begin, elements.size()).copy_(wide);

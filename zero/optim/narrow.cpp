@@ -11,7 +11,9 @@
 
 #include "zero/base/error.h"
 #include "zero/base/parallel.h"
+#include "zero/device/stream.h"
 #include "zero/optim/narrow_kernel.h"
+#include "zero/optim/operators.h"
 #include "zero/optim/state_format_kernel.h"
 #include "zero/optim/sweeps.h"
 
@@ -96,6 +98,10 @@ uint16_t round_stochastic(float value, uint64_t key, int array, int64_t index) {
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const NarrowOperands& operands) {
   check(optimizer, operands);
+  if (is_asynchronous(operands.wide.device)) {
+    enqueue_update(optimizer, {step, lr}, gradient_scale, operands);
+    return;
+  }
   const auto format = operands.state_format;
   const auto signs = state_signs(optimizer);
   const auto sweep = [&](int64_t begin, int64_t end) {

@@ -36,7 +36,7 @@ struct NarrowOperands {
   int64_t first = 0;
 };
 
-/// Does the same as update() of Operands.
+/// Does the same as update() of Operands, on a device too.
 void update(const Optimizer& optimizer, int64_t step, double lr, double gradient_scale,
             const NarrowOperands& operands);
 /// Does the same in plain loops. Tests compare `update` with it in bits.

@@ -14,8 +14,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 
 #include "zero/optim/moment.h"
+#include "zero/optim/narrow.h"
 #include "zero/optim/optimizer.h"
 
 namespace zero::optim {
@@ -26,14 +28,23 @@ struct UpdateCall final : torch::CustomClassHolder {
   Moment moment;
   double gradient_scale = 1;
   float gradient_limit = 0;
+  // As NarrowOperands have them.
+  uint64_t key = 0;
+  int64_t first = 0;
 };
 
-/// Returns the arguments of a kernel of `zero::update_` as Operands. `master` has fp32 numbers, or
-/// the lower halves of split master weights as int16. Throws c10::Error if the
+/// Returns the arguments of a kernel of `zero::update_`, as NarrowOperands if weights or states are
+/// narrower than fp32. `master` has fp32 numbers, or
+/// the lower halves of split master weights as int16, or bf16 weights that are their own master
+/// weights. States have fp32 or bf16 numbers, or whole 8-bit blocks as bytes. Throws c10::Error if
+/// the
 /// tensors do not go together: they must be contiguous, have one length and one device, and have
-/// the dtypes of Operands; and there must be as many states as the optimizer has.
-Operands operands_of(const UpdateCall& call, const at::Tensor& gradient, const at::Tensor& master,
-                     const std::optional<at::Tensor>& parameter, at::TensorList states);
+/// the dtypes of Operands; and there must be as many states as the optimizer has, in one format.
+std::variant<Operands, NarrowOperands> operands_of(const UpdateCall& call,
+                                                   const at::Tensor& gradient,
+                                                   const at::Tensor& master,
+                                                   const std::optional<at::Tensor>& parameter,
+                                                   at::TensorList states);
 
 /// Returns whether devices of this type have kernels for the operators above.
 bool has_kernels(c10::DeviceType type);
@@ -47,6 +58,9 @@ bool updates_on_devices(const Optimizer& optimizer);
 /// no kernel.
 void enqueue_update(const Optimizer& optimizer, const Moment& moment, double gradient_scale,
                     const Operands& operands);
+/// Does the same for narrow operands, of element-wise optimizers.
+void enqueue_update(const Optimizer& optimizer, const Moment& moment, double gradient_scale,
+                    const NarrowOperands& operands);
 
 /// Writes the squared norm of `values` (1-D, on any device) to `sums`, two fp64 numbers on the same
 /// device: the sum, and 0 if it is finite or 1 if it is not. Asynchronous on a device.
