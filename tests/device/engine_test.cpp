@@ -52,6 +52,8 @@ struct Setting {
   bool delayed = false;
   bool in_backward = false;
   bool eight_bit = false;
+  bool bf16_states = false;
+  bool bf16_masters = false;  // and gradients
   bool gradients_on_disk = false;
   bool split = false;        // master weights
   bool fp16 = false;         // with a loss scale that the first steps overflow
@@ -80,6 +82,7 @@ std::string describe(const Setting& s) {
                                    : "") +
          (s.keeps_parameters ? " without parameters" : "") + (s.delayed ? ", delayed" : "") +
          (s.in_backward ? ", in backward" : "") + (s.eight_bit ? ", 8 bits" : "") +
+         (s.bf16_states ? ", bf16 states" : "") + (s.bf16_masters ? ", bf16 masters" : "") +
          (s.gradients_on_disk ? ", gradients on a disk" : "") + (s.split ? ", split" : "") +
          (s.hosts > 1 ? ", " + std::to_string(s.hosts) + " hosts" : "") +
          (s.through_host ? ", through the host" : "") + (s.kept ? ", kept" : "") +
@@ -120,6 +123,8 @@ Config config_of(const Setting& s) {
     config.quantised.feedback = ErrorFeedback{};
   }
   config.packed_exponents = s.packed;
+  if (s.bf16_states) config.optimizer_states = optim::StateFormat::bf16;
+  config.bf16_master_weights_and_grads = s.bf16_masters;
   return config;
 }
 
@@ -498,6 +503,45 @@ TEST(EngineOnDevices, HasTheCpusBitsOfNarrowStatesOnTheHost) {
   }
 }
 
+TEST(EngineOnDevices, HasTheCpusBitsOfNarrowStatesAndWeights) {
+  for (const int stage : {1, 2, 3}) {
+    expect_as_on_cpu({.stage = stage, .bf16 = stage == 2, .eight_bit = true}, 1);
+    expect_as_on_cpu({.stage = stage, .bf16 = true, .bf16_states = true, .split = stage == 3}, 1);
+    expect_as_on_cpu({.stage = stage,
+                      .bf16 = true,
+                      .optimizer = Lion{.lr = 1e-3},
+                      .eight_bit = stage == 3,
+                      .bf16_masters = true},
+                     1);
+  }
+}
+
+TEST(EngineOnDevices, HasTheCpusBitsWithUpdatesInBackward) {
+  const Setting usual{.clip = 0, .in_backward = true};
+  for (const int stage : {2, 3}) {
+    for (const int ranks : {1, 2}) {
+      for (const bool bf16 : {false, true}) {
+        auto setting = usual;
+        setting.stage = stage;
+        setting.ranks = ranks;
+        setting.bf16 = bf16;
+        setting.split = bf16 && ranks == 2;
+        expect_as_on_cpu(setting, 2);
+      }
+    }
+    auto coded = usual;
+    coded.stage = stage;
+    coded.bf16 = coded.eight_bit = true;
+    coded.accumulate = 2;
+    coded.layer_major = true;
+    expect_as_on_cpu(coded, 1);
+  }
+  auto matrices = usual;
+  matrices.optimizer = Muon{.lr = 1e-2};
+  matrices.kind = Kind::mlp;
+  expect_as_on_cpu(matrices, 2);
+}
+
 TEST(EngineOnDevices, HasTheCpusBitsWithALossScale) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto states : {Tier::device, Tier::host}) {
@@ -736,8 +780,12 @@ TEST(EngineOnDevices, RefusesWhatItCannotDo) {
   config.stage = 2;
   config.gradient_clipping = 0;
   config.update_in_backward = true;
-  EXPECT_THAT(refusal(config), HasSubstr("update_in_backward for a model on simulated:0 needs all "
-                                         "of the optimizer's states on the host or on a disk"));
+  config.offload_optimizer.device = OffloadDevice::cpu;
+  config.offload_optimizer.ratio = 0.5;
+  EXPECT_THAT(refusal(config),
+              HasSubstr("update_in_backward with a part of the states or the parameters on "
+                        "the host for a model on simulated:0 needs all of the optimizer's "
+                        "states on the host or on a disk"));
   EXPECT_THAT(refusal({}, Lamb{}), HasSubstr("Lamb for a model on simulated:0 needs all of the "
                                              "optimizer's states on the host or on a disk"));
   EXPECT_THAT(refusal({}, Apollo{}), HasSubstr("Apollo for a model on simulated:0 needs all"));

@@ -48,10 +48,10 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
   };
   needs_host(config.offload_param.device == OffloadDevice::nvme, "offload_param.device \"nvme\"");
   needs_host(timing.delayed_after.has_value(), "offload_optimizer.delayed_update_after");
-  needs_host(timing.in_backward, "update_in_backward");
-  needs_host(config.bf16_master_weights_and_grads, "bf16.bf16_master_weights_and_grads");
-  needs_host(config.bf16_optimizer_states || config.optimizer_states != optim::StateFormat::fp32,
-             "data_types.optimizer_state_dtype");
+  const bool all_on_device =
+      optimizer.device == OffloadDevice::none && config.offload_param.device == OffloadDevice::none;
+  needs_host(timing.in_backward && !all_on_device,
+             "update_in_backward with a part of the states or the parameters on the host");
   refuse(config.device_memory > 0, "device_memory", "Leave it out: the device has its own.");
   const auto needs_own_links = [&](bool asked, std::string_view key) {
     if (!asked || shards.topology().hosts == 1 || shards.codes()) return;
