@@ -911,7 +911,12 @@ TEST(EngineOnDevices, HasTheCpusBitsBetweenHosts) {
 // A backend of devices adds in the order of one host's ranks.
 TEST(EngineOnDevices, HasTheBitsOfOneHostWhereHostsKeepParameters) {
   for (const bool bf16 : {false, true}) {
-    Setting setting{.ranks = 4, .bf16 = bf16, .accumulate = 2, .live = 2000};
+    Setting setting{.ranks = 4,
+                    .bf16 = bf16,
+                    .accumulate = 2,
+                    .live = 1200,
+                    .kind = Kind::mlp,
+                    .unit_bytes = 2500};
     const auto reference = on_cpu(setting);
     setting.hosts = 2;
     setting.kept = true;
