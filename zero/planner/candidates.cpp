@@ -45,8 +45,8 @@ Config config_of(const Question& question, const Way& way, int64_t accumulation)
 bool allows(const Question& question, const Way& way, Updates updates) {
   if (updates == Updates::in_step) return true;
   const auto& device = question.cluster.device;
-  if (!device.cpu && way.optimizer == OffloadDevice::none) return false;
-  if (updates == Updates::delayed) return true;
+  const bool on_device = !device.cpu && way.optimizer == OffloadDevice::none;
+  if (updates == Updates::delayed) return !on_device;
   const bool scales_loss =
       question.autocast == at::kHalf || ((question.bf16 || question.autocast) && !device.bf16);
   return way.stage >= 2 && (!scales_loss || way.optimizer == OffloadDevice::nvme);
@@ -128,8 +128,7 @@ std::vector<Way> ways(const Question& question) {
       if (place == nvme && !disk) continue;
       if (place == cpu && cluster.device.cpu) continue;
       for (const bool eight_bit : {false, true}) {
-        // On a GPU only the host updates states in 8 bits: engine/on_device.cpp.
-        if (eight_bit && ((place == none) != cluster.device.cpu ||
+        if (eight_bit && ((cluster.device.cpu && place != none) ||
                           !std::holds_alternative<AdamW>(question.optimizer)))
           continue;
         all.push_back({.stage = stage, .optimizer = place, .eight_bit = eight_bit});
