@@ -585,9 +585,8 @@ typename Arrays::Master* master_of(const Operands& operands) {
 }
 
 /// Calls f(width, step, arrays) with the arguments of update_by_thread; `width` is an
-/// integral_constant. The
-/// master weights of a first sweep are the array that takes the directions, and the gradient of a
-/// second sweep is that of directions.
+/// integral_constant. The master weights of a first sweep are the array that takes the directions,
+/// and the gradient of a second sweep is that of directions.
 template <class F>
 void with_update(const Optimizer& optimizer, Moment moment, const Operands& operands, const F& f) {
   with_step(optimizer, moment, [&](const auto& step) {
@@ -653,7 +652,7 @@ void with_narrow_update(const Optimizer& optimizer, Moment moment, const NarrowO
         arrays.state[s] = reinterpret_cast<typename State::Stored*>(
             bytes + state_bytes(operands.state_format, begin));
       }
-      // What follows a part that ends anywhere begins anywhere.
+      // A part that follows another one may begin at any element.
       if (is_aligned(operands) && begin % kWidth == 0) {
         f(std::integral_constant<int, kWidth>(), step, arrays);
       } else {

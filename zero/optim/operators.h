@@ -34,12 +34,11 @@ struct UpdateCall final : torch::CustomClassHolder {
 };
 
 /// Returns the arguments of a kernel of `zero::update_`, as NarrowOperands if weights or states are
-/// narrower than fp32. `master` has fp32 numbers, or
-/// the lower halves of split master weights as int16, or bf16 weights that are their own master
-/// weights. States have fp32 or bf16 numbers, or whole 8-bit blocks as bytes. Throws c10::Error if
-/// the
-/// tensors do not go together: they must be contiguous, have one length and one device, and have
-/// the dtypes of Operands; and there must be as many states as the optimizer has, in one format.
+/// narrower than fp32. `master` has fp32 numbers, or the lower halves of split master weights as
+/// int16, or bf16 weights that are their own master weights. States have fp32 or bf16 numbers, or
+/// whole 8-bit blocks as bytes. Throws c10::Error if the tensors do not go together: they must be
+/// contiguous, have one length and one device, and have the dtypes of Operands; and there must be
+/// as many states as the optimizer has, in one format.
 std::variant<Operands, NarrowOperands> operands_of(const UpdateCall& call,
                                                    const at::Tensor& gradient,
                                                    const at::Tensor& master,
