@@ -208,8 +208,9 @@ void expect_same(NarrowShard& a, NarrowShard& b, const std::string& what) {
   const int64_t numel = a.narrow.wide.numel;
   for (int64_t i = 0; i < numel; ++i) {
     ASSERT_TRUE(same(a.whole.data()[i], b.whole.data()[i])) << what << " weight " << i;
-    if (a.narrow.wide.lower != nullptr)
+    if (a.narrow.wide.lower != nullptr) {
       ASSERT_TRUE(same(a.SplitShard::whole(i), b.SplitShard::whole(i))) << what << " halves " << i;
+    }
     const auto dtype = a.narrow.wide.parameter_dtype;  // that of a copy; it is bf16 without one
     ASSERT_TRUE(same(widen(a.upper.data(), dtype, i), widen(b.upper.data(), dtype, i)))
         << what << " parameter " << i;
