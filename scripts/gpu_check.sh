@@ -73,7 +73,6 @@ options() {
     'budget|fp32|1e-5|--stage 3 --memory-budget 8GB' 'split-masters|bf16|1e-3|--dtype bf16 --stage 3 --split-master-weights'
     'states-in-bf16|fp32|1e-2|--stage 3 --optimizer-states bf16' 'states-in-8-bits|fp32|2e-2|--stage 2 --optimizer-states 8bit'
     'split-in-8-bits|bf16|2e-2|--dtype bf16 --stage 3 --split-master-weights --optimizer-states 8bit'
-    'in-backward|unclipped|1e-5|--stage 2 --clip 0 --update-in-backward' 'in-backward-3|unclipped|1e-5|--stage 3 --clip 0 --update-in-backward'
     'muon|muon|1e-4|--stage 3 --optimizer Muon' 'muon-on-host|muon|1e-4|--stage 2 --optimizer Muon --offload-optimizer cpu'
     'lamb-on-host|lamb|1e-4|--stage 3 --optimizer Lamb --offload-optimizer cpu'
     'bf16-stage-3|bf16|1e-3|--dtype bf16 --stage 3' 'bf16-on-host|bf16|1e-3|--dtype bf16 --stage 3 --offload-optimizer cpu --offload-param cpu'
@@ -82,7 +81,6 @@ options() {
   mkdir -p "$work/disk" "$work/options"
   nano "$work/options/fp32" --device "$device" --stage 0 >"$work/options/fp32.log" 2>&1
   nano "$work/options/bf16" --device "$device" --stage 0 --dtype bf16 >"$work/options/bf16.log" 2>&1
-  nano "$work/options/unclipped" --device "$device" --stage 0 --clip 0 >"$work/options/unclipped.log" 2>&1
   nano "$work/options/twice" --device "$device" --stage 0 --accumulate 2 >"$work/options/twice.log" 2>&1
   nano "$work/options/muon" --device cpu --stage 0 --optimizer Muon >"$work/options/muon.log" 2>&1
   nano "$work/options/lamb" --device cpu --stage 0 --optimizer Lamb >"$work/options/lamb.log" 2>&1

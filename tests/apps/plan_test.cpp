@@ -208,9 +208,9 @@ TEST(Plan, NamesWhatItCannotUse) {
     EXPECT_EQ(outcome.status, 2) << outcome.out;
     EXPECT_THAT(outcome.err, HasSubstr(says));
   }
-  const auto nothing =
-      plan({"--model", "gpt2-xl", "--batch", "1", "--device", "rtx 4090", "--per-host", "1",
-            "--host-memory", "4GB", "--out", "/tmp/never.json"});
+  const auto deep = folder.write("deep.json", R"({"n_embd": 1600, "n_layer": 150, "n_head": 25})");
+  const auto nothing = plan({"--model", deep, "--batch", "1", "--device", "rtx 4090", "--per-host",
+                             "1", "--host-memory", "4GB", "--out", "/tmp/never.json"});
   EXPECT_EQ(nothing.status, 2) << nothing.out;
   EXPECT_THAT(nothing.err, HasSubstr("Nothing fits"));
 }

@@ -516,32 +516,6 @@ TEST(EngineOnDevices, HasTheCpusBitsOfNarrowStatesAndWeights) {
   }
 }
 
-TEST(EngineOnDevices, HasTheCpusBitsWithUpdatesInBackward) {
-  const Setting usual{.clip = 0, .in_backward = true};
-  for (const int stage : {2, 3}) {
-    for (const int ranks : {1, 2}) {
-      for (const bool bf16 : {false, true}) {
-        auto setting = usual;
-        setting.stage = stage;
-        setting.ranks = ranks;
-        setting.bf16 = bf16;
-        setting.split = bf16 && ranks == 2;
-        expect_as_on_cpu(setting, 2);
-      }
-    }
-    auto coded = usual;
-    coded.stage = stage;
-    coded.bf16 = coded.eight_bit = true;
-    coded.accumulate = 2;
-    coded.layer_major = true;
-    expect_as_on_cpu(coded, 1);
-  }
-  auto matrices = usual;
-  matrices.optimizer = Muon{.lr = 1e-2};
-  matrices.kind = Kind::mlp;
-  expect_as_on_cpu(matrices, 2);
-}
-
 TEST(EngineOnDevices, HasTheCpusBitsWithALossScale) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto states : {Tier::device, Tier::host}) {
@@ -780,12 +754,8 @@ TEST(EngineOnDevices, RefusesWhatItCannotDo) {
   config.stage = 2;
   config.gradient_clipping = 0;
   config.update_in_backward = true;
-  config.offload_optimizer.device = OffloadDevice::cpu;
-  config.offload_optimizer.ratio = 0.5;
-  EXPECT_THAT(refusal(config),
-              HasSubstr("update_in_backward with a part of the states or the parameters on "
-                        "the host for a model on simulated:0 needs all of the optimizer's "
-                        "states on the host or on a disk"));
+  EXPECT_THAT(refusal(config), HasSubstr("update_in_backward for a model on simulated:0 needs all "
+                                         "of the optimizer's states on the host or on a disk"));
   EXPECT_THAT(refusal({}, Lamb{}), HasSubstr("Lamb for a model on simulated:0 needs all of the "
                                              "optimizer's states on the host or on a disk"));
   EXPECT_THAT(refusal({}, Apollo{}), HasSubstr("Apollo for a model on simulated:0 needs all"));

@@ -318,7 +318,7 @@ TEST(Planner, CountsTheFewestDevicesWithTheDisk) {
   const auto answer = plan(asked.question);
   ASSERT_TRUE(answer.best().fits());
   EXPECT_NE(answer.fewest_devices.find("are 1: "), std::string::npos) << answer.fewest_devices;
-  auto six = ask(gpt2(50, 4096), cluster_of(device_named("H100"), 1, 6), 6, 512);
+  auto six = ask(gpt2(75, 4096), cluster_of(device_named("H100"), 1, 6), 6, 512);
   six.question.cluster.host_memory = 10e9;
   const auto fewest = plan(six.question).fewest_devices;
   EXPECT_NE(fewest.find("are 3: stage"), std::string::npos) << fewest;

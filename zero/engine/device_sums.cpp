@@ -6,14 +6,11 @@
 // reduced, in memory that the activations of later layers have left. It is freed when the step is
 // over, or, if updates run in backward, when its update is done. A gradient that is a unit by
 // itself is reduced in its own memory: the slice stays there, and the rest of the memory is freed.
-#include <ATen/ops/zeros.h>
-
 #include <utility>
 
 #include "zero/base/host_memory.h"
 #include "zero/device/memory.h"
 #include "zero/engine/gradient_sums.h"
-#include "zero/optim/operators.h"
 
 namespace zero {
 
@@ -97,19 +94,12 @@ class DeviceSums : public GradientSums {
   }
 };
 
-// Hands sums over for updates in backward. A sum that the update does not want stays. A device
-// takes the norm before it updates; the host reads it when the step ends, and so does not know in
-// backward whether the sum is finite.
+// Hands sums over for updates in backward. A sum that the update does not want stays.
 class HandedSums final : public DeviceSums {
  public:
   HandedSums(const ReductionContext& context, const std::vector<int64_t>& units,
              HandOver& hand_over)
-      : DeviceSums(context, units, true), hand_over_(hand_over) {
-    const auto device = context.table.device();
-    if (!is_asynchronous(device)) return;
-    norms_ =
-        at::zeros({context.layout.unit_count(), 2}, at::TensorOptions(at::kDouble).device(device));
-  }
+      : DeviceSums(context, units, true), hand_over_(hand_over) {}
 
   void prepare(Reduction& reduction) override {
     if (!in_place(reduction)) reduction.sum = make_slice(reduction.unit);
@@ -125,7 +115,7 @@ class HandedSums final : public DeviceSums {
       sum = cut_slice(reduction);
     }
     const int64_t unit = reduction.unit;
-    if (usable(unit, sum) && hand_over_.wants(unit)) {
+    if (take_norm(unit, sum).finite && hand_over_.wants(unit)) {
       hand_over_.hand_over(unit, std::move(sum));
     } else {
       cell(unit) = std::move(sum);
@@ -134,24 +124,11 @@ class HandedSums final : public DeviceSums {
 
   void drop(Reduction reduction) override { give_bucket(reduction); }
 
-  at::Tensor norm_part_on_device(int64_t /*unit*/) override { return {}; }
-  at::Tensor norm_on_device(int64_t unit) override {
-    return norms_.defined() ? norms_.select(0, unit) : at::Tensor();
-  }
-
  protected:
   Category category() const override { return Category::gradient_buckets; }
 
  private:
-  // Takes the norm of a sum, and returns whether it may be handed over as far as the host knows.
-  bool usable(int64_t unit, const at::Tensor& sum) {
-    if (!norms_.defined()) return take_norm(unit, sum).finite;
-    optim::squared_norm(context_.placement.part_of(sum), norms_.select(0, unit));
-    return true;
-  }
-
   HandOver& hand_over_;
-  at::Tensor norms_;  // (units, 2); undefined on the CPU
 };
 
 }  // namespace

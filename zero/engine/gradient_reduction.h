@@ -115,9 +115,6 @@ class GradientReduction {
 
   /// Returns the part of a sum whose squares this rank adds up, if it lies on a device.
   virtual at::Tensor norm_part_on_device(int64_t unit) const = 0;
-  /// Returns the squared norm of that part, if the device has it already: the two numbers of
-  /// optim::squared_norm.
-  virtual at::Tensor norm_on_device(int64_t /*unit*/) const { return {}; }
   /// Returns the norm of that part, if it lies elsewhere.
   virtual optim::SquaredNorm norm(int64_t unit) const = 0;
 

@@ -50,9 +50,8 @@ class GradientSums {
   /// Returns memory for a sum that was not reduced. The caller writes it and calls `store`.
   virtual at::Tensor make(int64_t unit) { return slice(unit); }
   virtual void store(int64_t /*unit*/, const at::Tensor& /*sum*/) {}
-  /// See GradientReduction::norm_part_on_device, norm_on_device and norm.
+  /// See GradientReduction::norm_part_on_device and norm.
   virtual at::Tensor norm_part_on_device(int64_t /*unit*/) { return {}; }
-  virtual at::Tensor norm_on_device(int64_t /*unit*/) { return {}; }
   optim::SquaredNorm norm(int64_t unit) {
     return norms_.empty() ? norm_of(slice(unit)) : norms_[static_cast<size_t>(unit)];
   }

@@ -33,8 +33,8 @@ class KeptUnits final : public PagedSource {
         same_place_(*parts.placement.same_place),
         publishing_(static_cast<size_t>(layout().unit_count())),
         gathers_(static_cast<size_t>(layout().unit_count())) {}
-  // What was published still arrives in the table's memory. While an error unwinds this does not
-  // wait, since some ranks may never come.
+  // Published slices still arrive in the table's memory. While an error unwinds this does not wait,
+  // since some ranks may never come.
   ~KeptUnits() override {
     if (std::uncaught_exceptions() > 0) return;
     try {

@@ -1,6 +1,5 @@
 #include "zero/engine/norm.h"
 
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -27,15 +26,8 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
   std::vector<optim::SquaredNorm> norms(static_cast<size_t>(units_));
   std::vector<int64_t> enqueued;
   std::vector<at::Tensor> parts;
-  std::vector<int64_t> taken;
-  std::vector<at::Tensor> rows;
   for (const int64_t u : units) {
     if (!presence.wanted(u)) continue;
-    if (auto row = reduction.norm_on_device(u); row.defined()) {
-      rows.push_back(std::move(row));
-      taken.push_back(u);
-      continue;
-    }
     if (auto part = reduction.norm_part_on_device(u); part.defined()) {
       parts.push_back(std::move(part));
       enqueued.push_back(u);
@@ -43,13 +35,10 @@ std::vector<optim::SquaredNorm> UnitNorms::of(const std::vector<int64_t>& units,
       norms[static_cast<size_t>(u)] = reduction.norm(u);
     }
   }
-  if (enqueued.empty() && taken.empty()) return norms;
-  const auto computing = static_cast<int64_t>(parts.size());
-  const auto known = static_cast<int64_t>(rows.size());
-  if (computing > 0) optim::squared_norms(parts, on_device_.narrow(0, 0, computing));
-  if (known > 0) on_device_.narrow(0, computing, known).copy_(at::stack(rows));
-  enqueued.insert(enqueued.end(), taken.begin(), taken.end());
-  const auto computed = on_device_.narrow(0, 0, computing + known).to(at::kCPU);
+  if (enqueued.empty()) return norms;
+  const auto sums = on_device_.narrow(0, 0, static_cast<int64_t>(parts.size()));
+  optim::squared_norms(parts, sums);
+  const auto computed = sums.to(at::kCPU);
   const auto* row = computed.const_data_ptr<double>();
   for (const int64_t u : enqueued) {
     norms[static_cast<size_t>(u)] = {.sum = row[0], .finite = row[1] == 0};

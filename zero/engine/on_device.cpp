@@ -48,10 +48,7 @@ void check_on_device(const Config& config, const UpdateTiming& timing, const Mod
   };
   needs_host(config.offload_param.device == OffloadDevice::nvme, "offload_param.device \"nvme\"");
   needs_host(timing.delayed_after.has_value(), "offload_optimizer.delayed_update_after");
-  const bool all_on_device =
-      optimizer.device == OffloadDevice::none && config.offload_param.device == OffloadDevice::none;
-  needs_host(timing.in_backward && !all_on_device,
-             "update_in_backward with a part of the states or the parameters on the host");
+  needs_host(timing.in_backward, "update_in_backward");
   refuse(config.device_memory > 0, "device_memory", "Leave it out: the device has its own.");
   const auto needs_own_links = [&](bool asked, std::string_view key) {
     if (!asked || shards.topology().hosts == 1 || shards.codes()) return;

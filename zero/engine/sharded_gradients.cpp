@@ -230,9 +230,6 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   at::Tensor norm_part_on_device(int64_t unit) const override {
     return sums_.of(unit).norm_part_on_device(unit);
   }
-  at::Tensor norm_on_device(int64_t unit) const override {
-    return sums_.of(unit).norm_on_device(unit);
-  }
   optim::SquaredNorm norm(int64_t unit) const override { return sums_.of(unit).norm(unit); }
 
   void hand_over_to(BackwardUpdates& updates) override { updates_ = &updates; }

@@ -126,7 +126,7 @@ void StateTable::make_parameters(const Placement& placement, const Options& opti
           group_.empty(slice * placement.same_place->size(), plan.dtype, Category::parameters)
               .zero_());
     }
-    // What a host keeps holds a quantised unit with the values of its messages.
+    // A host keeps a quantised unit with the values of its messages.
     const bool rounded = group_.topology().hosts > 1 && plan.parameter_link.quantised();
     if (window_ && !rounded) {
       owned = window_->memory()

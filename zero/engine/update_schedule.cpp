@@ -24,11 +24,7 @@ UpdateSchedule::UpdateSchedule(const EnginePlan& plan, const StepProgress& progr
       pending_(plan.units().size(), 0),
       left_(plan.units().size()) {
   if (timing_.in_backward) all_present_.assign(plan.model().names().size(), 1);
-  enqueues_ = timing_.in_backward && is_asynchronous(table.device()) &&
-              std::ranges::all_of(plan.units(), [](const UnitPlan& unit) {
-                return !unit.trainable || unit.updated_at() == Tier::device;
-              });
-  if (enqueues_ || !timing_.any_beside(plan.units())) return;
+  if (!timing_.any_beside(plan.units())) return;
   queue_ = std::make_unique<UpdateQueue>([this] {
     table_.wait_for_written_states();
     table_.end_updates();
@@ -56,15 +52,13 @@ void UpdateSchedule::end_pass() {
 
 void UpdateSchedule::update_in_backward(int64_t unit, at::Tensor sum) {
   const auto bytes = static_cast<int64_t>(sum.nbytes());
-  auto update = [this, unit, scale = progress_.mean_scale(), sum = std::move(sum)] {
+  queue_->push(unit, [this, unit, scale = progress_.mean_scale(), sum = std::move(sum)] {
     if (update_.two_sweeps(unit)) {
       update_.first_sweep(unit, sum, scale, all_present_);
     } else {
       update_.update(unit, sum, scale, all_present_);
     }
-  };
-  if (enqueues_) return update();
-  queue_->push(unit, std::move(update));
+  });
   const auto held = HostAllocator::instance().held();
   if (!held_before_updates_) held_before_updates_ = held.peak;
   if (timing_.may_stay_pending(table_.plan(unit)) && *held_before_updates_ - held.current > bytes)
@@ -124,15 +118,13 @@ void UpdateSchedule::sweep_first(size_t batch, double scale) {
 
 void UpdateSchedule::update_now(double scale) {
   const auto update = [&](int64_t u) {
-    const bool begun = timing_.in_backward && reduce_.handed_over(u);
     if (table_.trainable(u)) {
       if (timing_.may_stay_pending(table_.plan(u))) {
         leave(u, scale);
-      } else if (!begun || update_.two_sweeps(u)) {
-        update_.update(u, reduce_.detached(u), scale, begun ? all_present_ : present_);
+      } else {
+        update_.update(u, reduce_.detached(u), scale, present_);
       }
     }
-    if (enqueues_) table_.use_new_parameters(u);
     writes_.publish(u);
   };
   const auto& batches = update_.sweeps().batches();

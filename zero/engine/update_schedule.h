@@ -20,10 +20,6 @@
 // old ones, and so do the peers' passes. So new weights wait until `step`, as with a delayed
 // update.
 //
-// If a device has the states, there is no thread: the update is enqueued on the stream of
-// reductions, behind the unit's reduction and the norm of its sum. The host waits for nothing, and
-// reads the norms when the step ends. The sum's memory goes back to that stream.
-//
 // As a rule only a few slices wait for their turn. More may wait if their units may be updated in
 // the next forward pass: as many as fit into memory that activations have left. Backward frees that
 // memory as it goes on. The next forward pass needs it again, and completes the updates as it goes
@@ -158,7 +154,6 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
   std::vector<std::function<void()>> left_;
   mutable std::mutex left_mutex_;  // guards `left_`, and `pending_` if there is no queue
   bool delayed_ = false;           // the pending update is a delayed one
-  bool enqueues_ = false;          // a device updates in backward
   // Bytes of the host allocator, the most before the first update in backward.
   std::optional<int64_t> held_before_updates_;
   // Null if every update runs in `start`. The last member: it ends first.

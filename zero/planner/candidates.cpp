@@ -45,8 +45,8 @@ Config config_of(const Question& question, const Way& way, int64_t accumulation)
 bool allows(const Question& question, const Way& way, Updates updates) {
   if (updates == Updates::in_step) return true;
   const auto& device = question.cluster.device;
-  const bool on_device = !device.cpu && way.optimizer == OffloadDevice::none;
-  if (updates == Updates::delayed) return !on_device;
+  if (!device.cpu && way.optimizer == OffloadDevice::none) return false;
+  if (updates == Updates::delayed) return true;
   const bool scales_loss =
       question.autocast == at::kHalf || ((question.bf16 || question.autocast) && !device.bf16);
   return way.stage >= 2 && (!scales_loss || way.optimizer == OffloadDevice::nvme);
@@ -269,6 +269,11 @@ void Table::sort() {
   const auto exact =
       std::ranges::find_if(all, [&](const Candidate& c) { return c.fits() && !rounds(c); });
   const double of_exact = exact == all.end() ? 0 : exact->tokens_per_second;
+  // States in 8 bits are for those who need them.
+  std::erase_if(all, [&](const Candidate& c) {
+    return c.config.optimizer_states != optim::StateFormat::fp32 && c.fits() &&
+           c.tokens_per_second < 1.1 * of_exact;
+  });
   const double fast = 0.98 * (of_exact > 0.9 * most ? of_exact : most);
   const auto key = [&](const Candidate& c) {
     return std::tuple(!c.fits() ||
