@@ -106,7 +106,7 @@ def tune_smollm(folder: pathlib.Path) -> None:
         after = measured("--from", source, "--adapter", run, *base, "--data", data, "--seq", LENGTH)["loss"]
         assert after < before - 0.2, f"{name}: {before} before, {after} after"
         zero("merge", "--from", source, "--adapter", run, "--out", merged, *base)
-        logits = folder / "logits.safetensors"
+        logits = folder / f"{name} logits.safetensors"
         exported = measured("--from", merged, "--data", data, "--seq", LENGTH, "--logits", logits)["loss"]
         assert abs(exported - after) < 1e-4, f"{name}: {after} with the adapter, {exported} merged"
         ours = load_file(logits)
@@ -142,7 +142,7 @@ def tune_minilm(folder: pathlib.Path) -> None:
         after = measured("--from", source, "--adapter", run, *base, "--data", others, "--task", "classify")
         assert after["loss"] < math.log(2) * 0.75 and after["accuracy"] > 0.8, f"{name}: {after}"
         zero("merge", "--from", source, "--adapter", run, "--out", merged, *base)
-        logits = folder / "logits.safetensors"
+        logits = folder / f"{name} logits.safetensors"
         exported = measured("--from", merged, "--data", others, "--logits", logits)
         assert abs(exported["loss"] - after["loss"]) < 1e-4, f"{name}: {after} with the adapter, {exported} merged"
         tokenizer = transformers.AutoTokenizer.from_pretrained(merged)
