@@ -55,8 +55,7 @@ Document DocumentEncoder::encode(const Example& example) const {
   if (!example.by_template && end_ && (tokens.empty() || tokens.back() != *end_))
     tokens.push_back(*end_);
   if (tokens.empty()) throw DataError("has no tokens");
-  document.ends_open = !example.by_template && !special_.contains(tokens.back()) &&
-                       (!end_ || tokens.back() != *end_);
+  document.ends_open = !example.by_template && !end_ && !special_.contains(tokens.back());
   document.marks.assign(tokens.size(), 0);
   const auto place = [&](size_t offset) {
     if (offset == 0) return size_t{0};

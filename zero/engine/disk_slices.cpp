@@ -71,8 +71,7 @@ at::Tensor BufferedSlices::bring(int64_t unit, const at::Tensor& place) {
   }
   table_.wait(read.transfer);
   const auto& plan = table_.plan(unit);
-  auto slice =
-      read.buffer.memory.view(plan.dtype).narrow(0, 0, table_.layout().slice_numel(unit));
+  auto slice = read.buffer.memory.view(plan.dtype).narrow(0, 0, table_.layout().slice_numel(unit));
   if (!plan.comes_up()) return slice;
   table_.copier().up(place.data_ptr(), slice.const_data_ptr(), static_cast<int64_t>(slice.nbytes()),
                      read.buffer.sent);
