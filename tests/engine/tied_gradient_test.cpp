@@ -1,5 +1,6 @@
 // Stages 2 and 3 between hosts: the gradient of a tied weight leaves while it is made (Note [Tied
-// gradient in tiles] in engine/tied_gradient.h).
+// gradient in tiles] in engine/tied_gradient.h), and an output projection begins with the rows that
+// are here (Note [Logits in blocks] in models/layers/cross_entropy.cpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -16,6 +17,8 @@
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/llama/llama.h"
+#include "zero/paging/pager.h"
 
 namespace zero {
 namespace {
@@ -29,12 +32,16 @@ Gpt2Config tiled() {
   return {.vocab_size = 3 * kTileRows + 101, .context = 16, .width = 32, .layers = 2, .heads = 2};
 }
 
-Gpt2 make_model() {
-  Gpt2 model(tiled());
+void set_values(const torch::nn::Module& model) {
   const torch::NoGradGuard guard;
   double phase = 0.3;
-  for (auto& p : model->parameters())  // ranks are threads that share the generator
+  for (auto& p : model.parameters())  // ranks are threads that share the generator
     p.copy_(torch::sin(torch::arange(p.numel()) * 0.37 + (phase += 1.1)).mul(0.05).view(p.sizes()));
+}
+
+Gpt2 make_model() {
+  Gpt2 model(tiled());
+  set_values(*model);
   return model;
 }
 
@@ -49,7 +56,8 @@ at::Tensor tokens_of(int rank, int64_t step, int64_t rows = 2) {
   return tokens;
 }
 
-at::Tensor loss_of(Gpt2& model, int rank, int64_t step, int64_t rows = 2) {
+template <class Model>
+at::Tensor loss_of(Model& model, int rank, int64_t step, int64_t rows = 2) {
   const auto tokens = tokens_of(rank, step, rows);
   return model->loss(tokens, tokens.roll(-1, 1));
 }
@@ -261,6 +269,80 @@ TEST(TiedGradient, LeavesNothingOfAPassThatThrows) {
     return result;
   };
   expect_equal(run(kTwoByOne, true), run({1, 2}, false));
+}
+
+struct EarlyCase {
+  World world;
+  std::vector<int64_t> rows;  // by rank: those of the whole blocks in its slice
+};
+const std::vector<EarlyCase> kEarlyCases{
+    {kTwoByOne, {kTileRows, kTileRows + 101}},  // slices of 3124 rows
+    {kTwoByTwo, {0, 0, 0, 101}},                // 1562
+    {kThreeByOne, {kTileRows, 0, 101}}};        // 2082
+
+template <class Model>
+Trained trained_early(const EarlyCase& of, const std::function<Model()>& make, const Config& c,
+                      int block = 0) {
+  return train_in(of.world, block, [&](const std::shared_ptr<comm::Group>& group) {
+    auto model = make();
+    Engine engine(model.ptr(), AdamW{.lr = 1e-2}, c, group);
+    Trained mine;
+    for (int64_t step = 0; step < 4; ++step) {
+      const auto before = engine.pager() ? engine.pager()->counts() : paging::PagerCounts{};
+      const auto loss = loss_of(model, group->rank(), step);
+      engine.backward(loss);
+      mine.losses.push_back(loss.template item<float>());
+      if (of.world.hosts > 1) {
+        EXPECT_EQ(engine.pager()->counts().early_rows - before.early_rows,
+                  of.rows[static_cast<size_t>(group->rank())])
+            << "rank " << group->rank() << ", step " << step;
+        EXPECT_EQ(engine.pager()->following(), step > 0);
+      }
+      mine.norms.push_back(engine.step().grad_norm);
+    }
+    mine.weights = weights(engine);
+    return mine;
+  });
+}
+
+template <class Model>
+void expect_early(const std::function<Model()>& make, int64_t live) {
+  for (const auto& each : kEarlyCases) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(testing::Message() << each.world.hosts << " x " << each.world.ranks_a_host
+                                      << ", bf16 " << bf16);
+      auto c = tied_config(3, bf16);
+      c.max_live_parameters = live;
+      const EarlyCase one{{1, each.world.hosts * each.world.ranks_a_host}, {}};
+      const int block = each.world.ranks_a_host > 1 ? each.world.ranks_a_host : 0;
+      expect_same_bits(trained_early(each, make, c), trained_early(one, make, c, block));
+    }
+  }
+}
+
+// The head's weight is gathered ahead of it, behind the blocks.
+TEST(EarlyLogits, BeginWithTheRowsThatAreHere) {
+  const LlamaConfig config{.vocab_size = tiled().vocab_size,
+                           .context = 16,
+                           .width = 32,
+                           .inner = 64,
+                           .layers = 2,
+                           .heads = 2,
+                           .key_heads = 2,
+                           .head_dim = 16};
+  expect_early<Llama>(
+      [&] {
+        Llama model(config);
+        set_values(*model);
+        return model;
+      },
+      Config().max_live_parameters);
+}
+
+// The look-up gathers a tied weight. It is gathered again for the head, and not ahead, where no
+// unit stays.
+TEST(EarlyLogits, BeginWithTheRowsThatAreHereWhereTheGatherBeginsWithThem) {
+  expect_early<Gpt2>(make_model, 0);
 }
 
 }  // namespace

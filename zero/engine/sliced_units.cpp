@@ -76,6 +76,15 @@ class SlicedUnits final : public PagedSource {
     release(unit);
   }
 
+  // This rank's slice, where the gather sends it from memory, and to the others as it is.
+  paging::UnitPart here(int64_t unit) override {
+    const auto& plan = table().plan(unit);
+    if (!table().device().is_cpu() || &slices(unit) != sources_[0].get() || plan.comes_up() ||
+        plan.parameter_link.quantised())
+      return {};
+    return {layout().slice(unit, group().rank()), table().memory(unit, State::parameters)};
+  }
+
   bool expect(int64_t unit) override { return any_on_disk_ && slices(unit).read_ahead(unit); }
 
  private:

@@ -7,6 +7,7 @@
 // come through here again, because the key is excluded for the outer call alone. When an operator
 // does read a parameter, its parameters are pinned, so the key is excluded for everything inside
 // it.
+#include <ATen/ceil_div.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
@@ -16,8 +17,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
+#include <optional>
 
 #include "zero/base/deferred_graph.h"
+#include "zero/base/weight_use.h"
 #include "zero/paging/page.h"
 #include "zero/paging/pager.h"
 
@@ -59,10 +64,13 @@ Uses find_uses(const c10::FunctionSchema& schema, const torch::jit::Stack& stack
   return uses;
 }
 
+bool differentiable() {
+  return c10::GradMode::is_enabled() || DeferredGraph::active() ||
+         torch::autograd::get_current_graph_task_id() != -1;
+}
+
 // Makes one pin for each pager; there is almost always one.
 Pins pin(const Uses& uses) {
-  const bool differentiable = c10::GradMode::is_enabled() || DeferredGraph::active() ||
-                              torch::autograd::get_current_graph_task_id() != -1;
   Pins pins;
   for (size_t first = 0; first < uses.size(); ++first) {
     auto* pager = uses[first].page->pager;
@@ -78,7 +86,7 @@ Pins pin(const Uses& uses) {
     // Ranks gather in one order. Libraries take the same arguments in several, and which of them
     // multiplies depends on the sizes of a rank's batch.
     std::sort(units.begin(), units.end());
-    pins.push_back(pager->touch(units, differentiable));
+    pins.push_back(pager->touch(units, differentiable()));
     for (const auto& use : uses) {
       if (use.page->pager == pager && use.written) pager->mark_dirty(*use.page);
     }
@@ -97,6 +105,39 @@ void page_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   const c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
   op.redispatchBoxed(below, stack);
 }
+
+// Returns the whole rows of `weight`, which begins at element `offset` of its unit, in a part of the
+// unit.
+std::optional<WeightRows> rows_in(const UnitPart& part, const at::Tensor& weight, int64_t offset) {
+  const int64_t columns = weight.size(1);
+  const auto mine = partition::intersect(part.elements, {offset, offset + weight.numel()});
+  const int64_t begin = at::ceil_div(mine.begin - offset, columns);
+  const int64_t end = (mine.end - offset) / columns;
+  if (mine.empty() || begin >= end) return {};
+  const int64_t first = offset + begin * columns - part.elements.begin;
+  const int64_t numel = (end - begin) * columns;
+  return WeightRows{begin, part.values.narrow(0, first, numel).view({end - begin, columns})};
+}
+
+// Does the work of zero::use_weight.
+void use_paged(const at::Tensor& weight, const UseRows& early, const std::function<void()>& rest) {
+  const auto* page = page_of(weight);
+  if (page == nullptr || c10::impl::tls_is_dispatch_key_excluded(kPagedKey)) return rest();
+  const bool whole = weight.dim() == 2 && weight.numel() > 0 && weight.is_contiguous() &&
+                     weight.storage_offset() == 0;
+  const auto use = [&](const UnitPart& part) -> int64_t {
+    const auto element = static_cast<int64_t>(weight.element_size());
+    const auto here = rows_in(part, weight, page->byte_offset / element);
+    return here ? early(*here) : 0;
+  };
+  const auto pin = whole ? page->pager->touch(page->unit, differentiable(), use)
+                         : page->pager->touch(std::array{page->unit}, differentiable());
+  const c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
+  rest();
+}
+
+// The library serves the layers as soon as it is loaded.
+[[maybe_unused]] const bool serves = (serve_weight_uses(&use_paged), true);
 
 }  // namespace
 

@@ -96,14 +96,24 @@ Pager::Pin Pager::pin(int64_t unit) {
 
 Pager::Pin Pager::touch(std::span<const int64_t> units, bool differentiable) {
   try {
-    return touched(units, differentiable);
+    return touched(units, differentiable, {});
   } catch (const Error&) {
     if (options_.rethrow) options_.rethrow();
     throw;
   }
 }
 
-Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
+Pager::Pin Pager::touch(int64_t unit, bool differentiable, const UsePart& early) {
+  try {
+    return touched({&unit, 1}, differentiable, early);
+  } catch (const Error&) {
+    if (options_.rethrow) options_.rethrow();
+    throw;
+  }
+}
+
+Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
+                          const UsePart& early) {
   std::unique_lock lock(mutex_);
   counts_.touches += static_cast<int64_t>(units.size());
   if (!units.empty()) source_.touched(units.front());
@@ -112,6 +122,7 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable) {
   if (in_step_) pin.position_ = advance(lock, units);
   for (const int64_t unit : units) {
     try {
+      if (early) use_early(lock, unit, early);
       acquire(lock, unit);
     } catch (...) {
       lock.unlock();  // `pin` takes the lock to release the units that it has pinned before
@@ -185,13 +196,44 @@ void Pager::forecast(size_t position) {
   next_expected_ = next_gather_;
 }
 
-// Pins a unit and makes it present.
-void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
+// Gathers, and early uses, run without the lock: a Change that begins meanwhile waits for this pin.
+void Pager::add_pin(std::unique_lock<std::mutex>& lock, int64_t unit) {
   const auto thread = std::this_thread::get_id();
   changed_.wait(lock, [&] { return !changes_ || changes_ == thread || holds(thread); });
+  state(unit).pins.push_back(thread);
+}
+
+void Pager::drop_pin(UnitState& state, std::thread::id thread) {
+  state.pins.erase(std::find(state.pins.begin(), state.pins.end(), thread));
+  if (state.pins.empty()) unpinned_.notify_all();
+}
+
+// Lets `early` have the part of a unit that is here, if the others are on their way.
+void Pager::use_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early) {
+  const auto thread = std::this_thread::get_id();
   auto& s = state(unit);
-  // Gathers run without the lock: a Change that begins meanwhile waits for this pin.
-  s.pins.push_back(thread);
+  add_pin(lock, unit);
+  try {
+    if (s.presence == Presence::absent) start(lock, unit);
+    const auto part = s.presence == Presence::started ? source_.here(unit) : UnitPart{};
+    if (part.values.defined()) {
+      lock.unlock();
+      const int64_t rows = early(part);
+      lock.lock();
+      counts_.early_rows += rows;
+    }
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    drop_pin(s, thread);
+    throw;
+  }
+  drop_pin(s, thread);
+}
+
+// Pins a unit and makes it present.
+void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
+  auto& s = state(unit);
+  add_pin(lock, unit);
   try {
     while (s.presence != Presence::present) {  // without the lock others may change it
       if (s.presence == Presence::absent) {
@@ -203,8 +245,7 @@ void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
       }
     }
   } catch (...) {
-    s.pins.erase(std::find(s.pins.begin(), s.pins.end(), thread));
-    unpinned_.notify_all();
+    drop_pin(s, std::this_thread::get_id());
     throw;
   }
   order_after_gather(s);
@@ -293,8 +334,7 @@ void Pager::unpin(std::span<const int64_t> units, size_t position, std::thread::
                        following_->trace.has(position, units);
   for (size_t i = 0; i < units.size(); ++i) {
     auto& s = state(units[i]);
-    s.pins.erase(std::find(s.pins.begin(), s.pins.end(), thread));
-    if (s.pins.empty()) unpinned_.notify_all();
+    drop_pin(s, thread);
     if (planned && following_->keep[following_->trace.begin(position) + i] == 0 && s.pins.empty() &&
         s.dirty == 0)
       evict(units[i]);

@@ -48,6 +48,12 @@
 
 namespace zero::paging {
 
+/// A part of a unit.
+struct UnitPart {
+  partition::Range elements{};  ///< counted from the unit's first
+  at::Tensor values{};          ///< 1-D, in the unit's dtype; undefined: there is no such part
+};
+
 /// The source of the bytes of a unit. It is called without the pager's lock, by one thread at a
 /// time for a given unit, and by several for different units.
 class UnitSource {
@@ -63,6 +69,9 @@ class UnitSource {
   /// Blocks until the gather of `unit` is done. Called once for each gather, even if nobody needs
   /// its result any more. On a device it makes the current stream wait for it, not the host.
   virtual void finish(int64_t unit) = 0;
+  /// Returns the part of a unit that can be read while its gather is under way, with the bits that
+  /// the gathered unit will have there. It is valid until the source's bytes change.
+  virtual UnitPart here(int64_t /*unit*/) { return {}; }
   /// Says that `unit` will be gathered after the units that were named before. A source with a slow
   /// tier may then begin to fetch its part. Returns false if it can take no more now. Called with
   /// the pager's lock held, so it must not wait for other ranks.
@@ -101,6 +110,7 @@ struct PagerCounts {
   int64_t touches = 0;  ///< units pinned by operators
   int64_t gathers = 0;  ///< units that were absent, or were gathered ahead
   int64_t gathered_bytes = 0;
+  int64_t early_rows = 0;  ///< rows of weights that were used while others were on their way
 };
 
 class Pager {
@@ -142,6 +152,11 @@ class Pager {
   /// Does the same for the distinct units of one operator. `differentiable` says that gradients are
   /// on, or that the operator runs in a backward pass.
   Pin touch(std::span<const int64_t> units, bool differentiable);
+  /// Takes the part of a unit that is here, and returns how many rows of a weight it used.
+  using UsePart = std::function<int64_t(const UnitPart& part)>;
+  /// Does the same for one unit. If its gather is under way, or begins now, `early` is called before
+  /// anybody waits for it, with the part that the source has (UnitSource::here), if it has one.
+  Pin touch(int64_t unit, bool differentiable, const UsePart& early);
 
   /// Returns the bytes of a present unit, or null.
   void* data(int64_t unit) const;
@@ -223,7 +238,10 @@ class Pager {
     std::list<int64_t>::iterator recency;    // valid while present
   };
 
-  Pin touched(std::span<const int64_t> units, bool differentiable);
+  Pin touched(std::span<const int64_t> units, bool differentiable, const UsePart& early);
+  void add_pin(std::unique_lock<std::mutex>& lock, int64_t unit);
+  void drop_pin(UnitState& state, std::thread::id thread);
+  void use_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);
   void acquire(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start(std::unique_lock<std::mutex>& lock, int64_t unit);
   void complete(std::unique_lock<std::mutex>& lock, int64_t unit);

@@ -1,0 +1,32 @@
+// Lets a layer begin to use a weight with the rows that are here while the others are on their way.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+
+namespace zero {
+
+/// Some rows of a weight (V, C).
+struct WeightRows {
+  int64_t begin = 0;  ///< the first row
+  at::Tensor rows{};  ///< (n, C), with the bits that the weight will have there
+};
+
+/// Takes rows that are here. Returns how many of them it used, so that it need not read them again.
+using UseRows = std::function<int64_t(const WeightRows& here)>;
+
+/// Calls `rest` while all of `weight` is here; inside, operators read it. Whoever brings the weight
+/// takes the whole call for one operator. If some rows are here and others still on their way,
+/// `early` is called with them first, and the way goes on meanwhile. `early` must not read `weight`
+/// itself.
+void use_weight(const at::Tensor& weight, const UseRows& early, const std::function<void()>& rest);
+
+/// Does the work of `use_weight` for weights that somebody brings.
+using UseWeight = void (*)(const at::Tensor& weight, const UseRows& early,
+                           const std::function<void()>& rest);
+/// Makes `use` serve `use_weight` from now on. The pager calls it once, when the library is loaded.
+void serve_weight_uses(UseWeight use);
+
+}  // namespace zero
