@@ -137,6 +137,17 @@ bench_xl() {
   bench --model gpt2-xl --micro-batch 4 --stages 3 --rounds 1 --json "$work/bench-xl.json"
 }
 
+# The same step with GELU and its bias's gradient in the epilogues of products, and beside them; ms a step.
+epilogues() {
+  local way
+  for way in always never always never; do
+    bench --model "$model" --micro-batch "$batch" --stages 0 --rounds 1 --epilogues "$way" --json "$work/epilogues-$way.json" >"$work/epilogues-$way.log"
+    python3 -c 'import json, sys
+run = json.load(open(sys.argv[2]))["results"][-1]
+print("epilogues %-6s  %8.2f ms a step, %8.0f tokens/s" % (sys.argv[1], run["step_ms"]["median"], run["tokens_per_s"]["median"]))' "$way" "$work/epilogues-$way.json"
+  done
+}
+
 # States off the device, with all of the host's cores: what a step takes beside its bound, and beside FSDP2's CPUOffloadPolicy.
 offload() {
   local each=$(($(nproc) / ranks)) large=gpt2-xl sequences=4 name options line
@@ -267,6 +278,7 @@ part plugin 60 plugin
 part kernels 60 kernels
 part bench-step 300 bench_step
 part train 300 train
+part epilogues 60 epilogues
 part bench-large 60 bench_large
 part kernel-table 75 kernel_table
 part training-parity 1200 training_parity

@@ -37,6 +37,7 @@
 #include "tests/device/models.h"
 #include "tests/optim/test_shard.h"
 #include "tests/support/message_of.h"
+#include "tests/support/operator_calls.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -48,6 +49,7 @@
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/feed_forward.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/layer_norm.h"
 #include "zero/models/layers/rms_norm.h"
@@ -57,6 +59,7 @@
 #include "zero/optim/operators.h"
 #include "zero/optim/sweeps.h"
 #ifdef ZERO_CHECK_SIMULATED
+#include "tests/device/own_operators.h"
 #include "tests/device/testing.h"
 #endif
 
@@ -79,6 +82,15 @@ c10::Device device(int index = 0) {
   if (checked().type == c10::kCPU) return c10::kCPU;
   return {checked().type, static_cast<c10::DeviceIndex>(index % checked().count)};
 }
+
+// While it lives, feed-forward layers use epilogues on every device that has them, and the
+// simulated one has them.
+class WithEpilogues {
+#ifdef ZERO_CHECK_SIMULATED
+  simulated::OwnOperators own_{"linear_gelu", "linear_gelu_backward"};
+#endif
+  Epilogues always_{EpilogueUse::always};
+};
 
 // --- Kernels
 
@@ -465,6 +477,45 @@ void expect_as_on_the_cpu(const std::vector<Tensor>& inputs, const Layer& layer,
   expect_near_by_norm(run(device(), dtype), expected, unit, what);
 }
 
+TEST(DeviceKernels, FeedForwardWithEpiloguesIsTheCpus) {
+  const WithEpilogues with_epilogues;
+  for (const auto dtype : optim::dtypes()) {
+    for (const auto& [rows, in, inner, out] : {std::array<int64_t, 4>{1, 8, 16, 8},
+                                               {37, 64, 256, 64},
+                                               {300, 256, 1032, 128},
+                                               {33, 20, 36, 12}}) {
+      for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+        for (const bool biased : {true, false}) {
+          at::manual_seed(rows);
+          const auto matrix = [&](int64_t from, int64_t to) {
+            const bool in_out = layout == WeightLayout::in_out;
+            return at::randn({in_out ? from : to, in_out ? to : from}).div_(std::sqrt(from));
+          };
+          std::vector<Tensor> inputs{at::randn({2, rows, in}), matrix(in, inner),
+                                     matrix(inner, out)};
+          if (biased) {
+            inputs.push_back(at::randn({inner}));
+            inputs.push_back(at::randn({out}));
+          }
+          for (auto& input : inputs) input = input.to(dtype);
+          const test::OperatorCalls forward("zero::linear_gelu");
+          expect_as_on_the_cpu(
+              inputs,
+              [&](const std::vector<Tensor>& of) {
+                return std::vector<Tensor>{feed_forward(of[0], of[1], biased ? of[3] : Tensor(),
+                                                        of[2], biased ? of[4] : Tensor(), layout)};
+              },
+              fmt::format("{}, {} rows, {} to {} to {}, layout {}, {}", c10::toString(dtype), rows,
+                          in, inner, out, static_cast<int>(layout), biased));
+          const bool uses = !device().is_cpu() && dtype != at::kFloat && in % 8 == 0;
+          EXPECT_EQ(forward.count(), uses ? 1 : 0);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST(DeviceKernels, LayersOfLlamaAreTheCpus) {
   for (const auto dtype : optim::dtypes()) {
     if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;
@@ -735,6 +786,21 @@ TEST(DeviceTraining, HasTheSameBitsAtEveryStage) {
         SCOPED_TRACE(describe(setting));
         EXPECT_TRUE(on_devices(setting) == first);
       }
+    }
+  }
+}
+
+TEST(DeviceTraining, WithEpiloguesIsTheCpusAndHasTheSameBitsAtEveryStage) {
+  const WithEpilogues with_epilogues;
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    Setting setting{.stage = 0, .ranks = 2, .dtype = dtype, .optimizer = kSgd};
+    const test::OperatorCalls backward("zero::linear_gelu_backward");
+    const auto first = on_devices(setting);
+    EXPECT_EQ(backward.count() > 0, !device().is_cpu());
+    expect_near(first, on_cpu(setting), tolerance(dtype));
+    for (setting.stage = 1; setting.stage <= 3; ++setting.stage) {
+      SCOPED_TRACE(describe(setting));
+      EXPECT_TRUE(on_devices(setting) == first);
     }
   }
 }
