@@ -137,6 +137,60 @@ TEST_P(Hosts, AddLongArraysThroughAFewChunks) {
   });
 }
 
+// The clock is looked at between two looks at the link, and around both.
+LinkTimes link_during(Group& group, const std::function<void()>& body) {
+  using Clock = std::chrono::steady_clock;
+  const auto ms = [](Clock::duration time) {
+    return std::chrono::duration<double, std::milli>(time).count();
+  };
+  const auto before = Clock::now();
+  const auto first = group.link_times().value();
+  const auto begin = Clock::now();
+  body();
+  const auto end = Clock::now();
+  const auto last = group.link_times().value();
+  const auto after = Clock::now();
+  const auto link = last - first;
+  constexpr double kRounding = 1e-3;
+  EXPECT_GE(link.total(), ms(end - begin) - kRounding);
+  EXPECT_LE(link.total(), ms(after - before) + kRounding);
+  return link;
+}
+
+TEST_P(Hosts, KnowWhereTheirLinksStandStill) {
+  constexpr std::chrono::milliseconds kSleep(120);
+  const double most = 0.6 * static_cast<double>(kSleep.count());
+  on_hosts([&](Group& group) {
+    const auto computing = link_during(group, [&] { std::this_thread::sleep_for(kSleep); });
+    EXPECT_GT(computing.nothing_to_send, most);
+
+    auto sum = at::empty({100'000}, at::kFloat);
+    sum.fill_(1);
+    group.barrier();
+    const bool late = group.topology().host == 1;
+    const auto waiting = link_during(group, [&] {
+      if (late) std::this_thread::sleep_for(kSleep);
+      group.all_reduce(sum, "late").wait();
+    });
+    EXPECT_GT(late ? waiting.nothing_to_send : waiting.peer_late, most);
+
+    // Rails between threads take no time, so nearly all of it is packing.
+    auto packed = at::empty({500'000}, at::kFloat);
+    auto all = at::empty({packed.numel() * group.size()}, at::kFloat);
+    packed.fill_(1);
+    group.barrier();
+    const auto packing = link_during(
+        group, [&] { group.all_gather(all, packed, "packed", LinkWire{.packed = true}).wait(); });
+    EXPECT_GT(packing.processor, 0);
+    EXPECT_LT(packing.nothing_to_send, packing.total());
+  });
+}
+
+TEST(LinkTimes, AreThoseOfSeveralHostsOnly) {
+  run_as_threads(2, [](std::shared_ptr<Group> group) { EXPECT_FALSE(group->link_times()); });
+  EXPECT_FALSE(single()->link_times());
+}
+
 TEST_P(Hosts, ControlCallsGoBesideTensors) {
   on_hosts([&](Group& group) {
     auto tensor = group.empty(3'000'000, at::kFloat, Category::communication);

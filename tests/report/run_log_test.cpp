@@ -56,6 +56,7 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     step.step_ms = 20;
     step.breakdown = Breakdown{.forward = 5, .backward = 9, .step = 3, .gather = 1, .update = 2};
     step.notices = {"Rank 1 is slow."};
+    step.link = {.busy = 8, .nothing_to_send = 7, .processor = 3, .peer_late = 2};
     step.skipped = true;
     monitor->step(step);
     monitor->validation({.step = 1,
@@ -71,6 +72,7 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     std::vector<train::RankTraffic> traffic(2);
     traffic[0].counts[0].logical_bytes = 100;
     traffic[0].formula[0] = 101;
+    traffic[0].link = step.link;
     monitor->traffic(traffic, 1);
     monitor->end({.steps = 1, .seconds = 2, .reason = "finished", .model_file = "m"});
   }
@@ -92,6 +94,10 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     EXPECT_EQ(log.memory.at(1).total.peak, 8);
     EXPECT_EQ(log.traffic.at(0).counts[0].logical_bytes, 100);
     EXPECT_EQ(log.traffic.at(0).formula[0], 101);
+    const comm::LinkTimes link{.busy = 8, .nothing_to_send = 7, .processor = 3, .peer_late = 2};
+    EXPECT_EQ(log.steps[0].link, link);
+    EXPECT_EQ(log.traffic[0].link, link);
+    EXPECT_FALSE(log.traffic[1].link);
     ASSERT_TRUE(log.end);
     EXPECT_EQ(log.end->reason, "finished");
     EXPECT_FALSE(log.cut);

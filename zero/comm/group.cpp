@@ -21,6 +21,7 @@
 #include "zero/base/streaming.h"
 #include "zero/comm/device_backend.h"
 #include "zero/comm/flight.h"
+#include "zero/comm/link_clock.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/process.h"
 #include "zero/comm/reduce_kernels.h"
@@ -477,6 +478,11 @@ double Group::wait_ms() const {
          1e-6;
 }
 
+std::optional<LinkTimes> Group::link_times() const {
+  if (!impl_->transport.link) return std::nullopt;
+  return impl_->transport.link->times();
+}
+
 namespace {
 
 // Ends a backend that a plugin has made, when its group is destroyed. It completes the device's
@@ -530,6 +536,7 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
                       .topology = host->topology(),
                       .device = device,
                       .number = of_host.number};
+  if (!transport.foreign_data) transport.link = of_host.link;
   std::unique_ptr<DeviceBackendEnd> end;
   if (host->size() > 1) {
     if (!transport.foreign_data) {

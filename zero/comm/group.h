@@ -36,6 +36,7 @@
 #include "zero/base/ledger.h"
 #include "zero/comm/accounts.h"
 #include "zero/comm/activity.h"
+#include "zero/comm/link_times.h"
 #include "zero/comm/link_wire.h"
 #include "zero/comm/topology.h"
 #include "zero/comm/traffic.h"
@@ -226,6 +227,11 @@ class Group {
   /// Returns the milliseconds that this rank has spent inside Work::wait, Window::wait and the
   /// blocking collectives.
   double wait_ms() const;
+  /// Returns for how long this rank's link to other hosts has been busy, and has stood still and
+  /// why, since the job's group was made; all groups of the rank share it. The difference of two
+  /// answers adds up to the time between them. Null if all ranks are on one host, or another
+  /// library than libzero carries the tensors.
+  std::optional<LinkTimes> link_times() const;
 
  private:
   friend std::shared_ptr<Group> on_device(

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "zero/comm/hosts_call.h"
+#include "zero/comm/link_clock.h"
 #include "zero/comm/link_codec.h"
 #include "zero/comm/rail.h"
 #include "zero/comm/shm_collectives.h"
@@ -36,7 +37,7 @@ class HostsLinks {
   /// For the arguments see HostsCollectives.
   HostsLinks(const Topology& topology, std::vector<int> numbers, Rail& rail, Collectives* outward,
              Collectives* homeward, bool control, MakeArray make_array,
-             std::shared_ptr<Traffic> traffic);
+             std::shared_ptr<Traffic> traffic, LinkClock& clock);
   ~HostsLinks();
   HostsLinks(const HostsLinks&) = delete;
   HostsLinks& operator=(const HostsLinks&) = delete;
@@ -138,6 +139,7 @@ class HostsLinks {
   bool control_;
   MakeArray make_array_;
   std::shared_ptr<Traffic> traffic_;
+  LinkClock& clock_;
   uint64_t sequence_ = 0;
   std::mutex mutex_;
   std::multimap<int64_t, at::Tensor> free_;  // arrays to lend, by bytes; guarded by the mutex

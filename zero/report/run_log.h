@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "zero/base/timeline.h"
+#include "zero/comm/link_times.h"
 #include "zero/train/monitor.h"
 
 namespace zero::report {
@@ -32,6 +33,7 @@ struct LoggedStep {
   double disk_ms = kAbsent;  ///< rank 0 waited for its disk
   double memory_peak = kAbsent;
   std::optional<Breakdown> breakdown{};  ///< with wall_clock_breakdown
+  std::optional<comm::LinkTimes> link{};  ///< rank 0's link, on several hosts
   bool skipped = false;
 };
 
@@ -118,5 +120,7 @@ struct TimePart {
   double ms = 0;
 };
 std::vector<TimePart> time_parts(const LoggedStep& step);
+/// The same for the link between hosts; empty without one.
+std::vector<TimePart> link_parts(const LoggedStep& step);
 
 }  // namespace zero::report

@@ -11,6 +11,7 @@
 #include "zero/base/ledger.h"
 #include "zero/base/timeline.h"
 #include "zero/comm/call_log.h"
+#include "zero/comm/link_times.h"
 #include "zero/comm/traffic.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/flops_report.h"
@@ -79,7 +80,13 @@ struct RankTraffic {
   /// Bytes between its device and its host.
   DeviceTraffic host;
   DeviceTraffic host_formula;
+  /// The milliseconds of its link to other hosts in all these steps, where there are several.
+  std::optional<comm::LinkTimes> link;
 };
+
+/// Returns the bytes that a rank's link carried in a second of its busy time: those that it sent,
+/// all collectives together. 0 without a link.
+double busy_speed(const RankTraffic& traffic);
 
 /// Training has gone back to a checkpoint (train.rewind_spikes).
 struct RewindReport {
@@ -117,7 +124,9 @@ struct StepReport {
   double disk_ms = 0;                       ///< the time that rank 0 waited for its disk
   int64_t memory_peak = 0;                  ///< rank 0's, all categories together
   std::optional<Breakdown> breakdown = {};  ///< rank 0's (wall_clock_breakdown)
-  std::optional<FlopsReport> flops = {};    ///< if this step's are counted
+  /// Rank 0's link to other hosts; the parts add up to step_ms. Null on one host.
+  std::optional<comm::LinkTimes> link = {};
+  std::optional<FlopsReport> flops = {};  ///< if this step's are counted
 };
 
 /// How many texts are classified rightly.
