@@ -122,7 +122,7 @@ constexpr std::pair<std::string_view, EpilogueUse> kEpilogues[] = {
     {"always", EpilogueUse::always},
     {"never", EpilogueUse::never}};
 
-/// Of one of the tables above; the name has been checked.
+/// Returns the entry of one of the tables above; the name has been checked.
 template <class Pairs>
 auto named(const Pairs& pairs, std::string_view name) {
   return std::ranges::find(pairs, name, [](const auto& pair) { return pair.first; })->second;

@@ -74,7 +74,7 @@ void check(cublasStatus_t status, const Product& p, const char* call) {
 template <class Object, cublasStatus_t (*Destroy)(Object*)>
 using Owned = std::unique_ptr<Object, decltype([](Object* object) { Destroy(object); })>;
 
-/// What cuBLASLt is told of a product.
+/// Tells cuBLASLt about a product.
 class Description {
  public:
   explicit Description(const Product& p) : p_(p) {

@@ -309,8 +309,8 @@ template <class Model>
 void expect_early(const std::function<Model()>& make, int64_t live) {
   for (const auto& each : kEarlyCases) {
     for (const bool bf16 : {false, true}) {
-      SCOPED_TRACE(testing::Message() << each.world.hosts << " x " << each.world.ranks_a_host
-                                      << ", bf16 " << bf16);
+      SCOPED_TRACE(testing::Message()
+                   << each.world.hosts << " x " << each.world.ranks_a_host << ", bf16 " << bf16);
       auto c = tied_config(3, bf16);
       c.max_live_parameters = live;
       const EarlyCase one{{1, each.world.hosts * each.world.ranks_a_host}, {}};

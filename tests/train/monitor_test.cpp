@@ -242,9 +242,12 @@ TEST(Console, ShowsWhatCrossesBetweenHostsWhereThereAreSeveral) {
             "     0      2.50 KiB      5.00 KiB   (2.00 KiB)\n"
             "     1      2.50 KiB      5.00 KiB   (2.00 KiB)\n"
             "\nlink between hosts, ms a step\n"
-            "  rank             busy  nothing to send   processor busy        peer late       busy, MB/s\n"
-            "     0              2.0              1.5              1.0              0.5              2.6\n"
-            "     1              2.0              1.5              1.0              0.5              2.6\n");
+            "  rank             busy  nothing to send   processor busy        peer late       "
+            "busy, MB/s\n"
+            "     0              2.0              1.5              1.0              0.5            "
+            "  2.6\n"
+            "     1              2.0              1.5              1.0              0.5            "
+            "  2.6\n");
 }
 
 TEST(Jsonl, NamesTheFileThatCannotBeWritten) {

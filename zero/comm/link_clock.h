@@ -16,11 +16,11 @@
 //   nothing to send  No call is under way.
 //
 // While a thread works on bytes that have arrived, further bytes of the call come in. Whether they
-// did all the time shows when it asks for them: if it then has to wait, the link was busy during the
-// work. If they are there, the link was ahead, and the processor held it up.
+// did all the time shows when it asks for them: if it then has to wait, the link was busy during
+// the work. If they are there, the link was ahead, and the processor held it up.
 //
-// A peer that has begun a call and then is slow to pack or add counts as a busy link. The bytes that
-// were sent, divided by the busy time, tell how much of that was standing still.
+// A peer that has begun a call and then is slow to pack or add counts as a busy link. The bytes
+// that were sent, divided by the busy time, tell how much of that was standing still.
 #pragma once
 
 #include <array>

@@ -106,8 +106,8 @@ void page_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   op.redispatchBoxed(below, stack);
 }
 
-// Returns the whole rows of `weight`, which begins at element `offset` of its unit, in a part of the
-// unit.
+// Returns the whole rows of `weight`, which begins at element `offset` of its unit, in a part of
+// the unit.
 std::optional<WeightRows> rows_in(const UnitPart& part, const at::Tensor& weight, int64_t offset) {
   const int64_t columns = weight.size(1);
   const auto mine = partition::intersect(part.elements, {offset, offset + weight.numel()});

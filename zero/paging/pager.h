@@ -154,8 +154,9 @@ class Pager {
   Pin touch(std::span<const int64_t> units, bool differentiable);
   /// Takes the part of a unit that is here, and returns how many rows of a weight it used.
   using UsePart = std::function<int64_t(const UnitPart& part)>;
-  /// Does the same for one unit. If its gather is under way, or begins now, `early` is called before
-  /// anybody waits for it, with the part that the source has (UnitSource::here), if it has one.
+  /// Does the same for one unit. If its gather is under way, or begins now, `early` is called
+  /// before anybody waits for it, with the part that the source has (UnitSource::here), if it has
+  /// one.
   Pin touch(int64_t unit, bool differentiable, const UsePart& early);
 
   /// Returns the bytes of a present unit, or null.

@@ -32,7 +32,7 @@ struct LoggedStep {
   double comm_ms = kAbsent;  ///< rank 0 waited for other ranks
   double disk_ms = kAbsent;  ///< rank 0 waited for its disk
   double memory_peak = kAbsent;
-  std::optional<Breakdown> breakdown{};  ///< with wall_clock_breakdown
+  std::optional<Breakdown> breakdown{};   ///< with wall_clock_breakdown
   std::optional<comm::LinkTimes> link{};  ///< rank 0's link, on several hosts
   bool skipped = false;
 };

@@ -5,9 +5,8 @@
 // a device has these two operators, a feed-forward layer makes three passes less over the array
 // that lies between its products:
 //
-//   zero::linear_gelu            h = x W + b and y = gelu(h). y is calculated from the sums in
-//   fp32,
-//                                before they are rounded to h
+//   zero::linear_gelu            h = x W + b and y = gelu(h), where y is calculated from the sums
+//                                in fp32, before they are rounded to h
 //   zero::linear_gelu_backward   dh = (dy W^T) gelu'(h), and the sums of its columns, which are the
 //                                gradient of the bias in h. W is the weight of the product that
 //                                follows GELU

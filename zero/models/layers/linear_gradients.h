@@ -25,7 +25,7 @@ struct WantedGradients {
   bool x = false, weight = false, bias = false;
 };
 
-/// Those that are not wanted are undefined.
+/// Gradients that are not wanted are undefined.
 struct LinearGradients {
   at::Tensor x, weight, bias;
 };
