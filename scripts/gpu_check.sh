@@ -137,15 +137,23 @@ bench_xl() {
   bench --model gpt2-xl --micro-batch 4 --stages 3 --rounds 1 --json "$work/bench-xl.json"
 }
 
-# The same step with GELU and its bias's gradient in the epilogues of products, and beside them; ms a step.
+# A step whose products take in GELU and a bias's gradient, beside one whose products do not.
 epilogues() {
+  if [[ $device == cpu && -z $parts ]]; then
+    echo "a CPU's products have no epilogues"
+    exit 77
+  fi
   local way
-  for way in always never always never; do
-    bench --model "$model" --micro-batch "$batch" --stages 0 --rounds 1 --epilogues "$way" --json "$work/epilogues-$way.json" >"$work/epilogues-$way.log"
-    python3 -c 'import json, sys
-run = json.load(open(sys.argv[2]))["results"][-1]
-print("epilogues %-6s  %8.2f ms a step, %8.0f tokens/s" % (sys.argv[1], run["step_ms"]["median"], run["tokens_per_s"]["median"]))' "$way" "$work/epilogues-$way.json"
+  for way in always never; do
+    bench --model "$model" --micro-batch "$batch" --stages 0 --rounds 2 --epilogues "$way" --json "$work/epilogues-$way.json"
   done
+  python3 - "$work" <<'PYTHON'
+import json, sys
+for way in ("always", "never"):
+    run = json.load(open(f"{sys.argv[1]}/epilogues-{way}.json"))["results"][-1]
+    ms = run["step_ms"]
+    print(f"epilogues {way:6}: {ms['median']:.2f} ms a step ({ms['min']:.2f} to {ms['max']:.2f}), {run['tokens_per_s']['median']:.0f} tokens/s")
+PYTHON
 }
 
 # States off the device, with all of the host's cores: what a step takes beside its bound, and beside FSDP2's CPUOffloadPolicy.

@@ -177,7 +177,7 @@ TEST(FeedForward, HasOperatorsThatEqualTheirPartsAndTheirDerivatives) {
           EXPECT_LT(linear_error(h, expected_h), tolerance);
           EXPECT_LT(linear_error(y, at::gelu(h.to(at::kDouble), "tanh")), tolerance);
 
-          const auto h64 = h.to(at::kDouble).requires_grad_();
+          const auto h64 = h.to(at::kDouble).clone().requires_grad_();
           at::gelu(h64, "tanh")
               .mm((transposed ? second.t() : second).to(at::kDouble))
               .backward(dy.to(at::kDouble));
