@@ -272,7 +272,8 @@ void HostsLinks::receive_chunks(int64_t numel, const Codec& codec,
     body({begin, std::min(step, numel - begin),
           [&](int d) -> const std::byte* {
             const auto turn = place(begin, d);
-            const LinkClock::WaitScope scope(clock_, Wait::arrival);
+            const LinkClock::WaitScope scope(
+                clock_, Wait::arrival, on_link(codec.message_bytes(std::min(step, numel - begin))));
             await(*coming_->taken(turn), host_before(d));
             return bytes_of(coming_->array(turn, 1));
           },

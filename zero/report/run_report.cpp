@@ -306,13 +306,20 @@ std::string link(const Runs& runs, const std::vector<std::string>& names) {
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto& run = runs[i];
     // A run that was resumed on other hosts has a link in some of its steps.
-    const bool known = !run.steps.empty() && std::ranges::all_of(run.steps, [](const LoggedStep& step) { return step.link.has_value(); });
+    const bool known = !run.steps.empty() &&
+                       std::ranges::all_of(
+                           run.steps, [](const LoggedStep& step) { return step.link.has_value(); });
     if (!known) continue;
     auto body = steps_by_part(run, "milliseconds of rank 0's link in a step", link_parts);
     if (!run.traffic.empty() && run.traffic.front().link) {
       body += paragraph(
           fmt::format("While the link of rank 0 was busy, {:.1f} MB a second left over it.",
                       train::busy_speed(run.traffic.front()) * 1e-6));
+    }
+    if (run.link) {
+      body += paragraph(fmt::format(
+          "At the start {:.1f} MB a second were measured, and {:.2f} ms for a small call.",
+          run.link->bandwidth * 1e-6, run.link->latency * 1e3));
     }
     columns.push_back({runs.size() > 1 ? names[i] : "", std::move(body)});
   }
@@ -649,8 +656,8 @@ std::string report(const std::vector<RunLog>& runs, const ReportOptions& options
   return page(title,
               fmt::format("<h1>{}</h1>\n", escaped(title)) + facts(runs, names) +
                   training(runs, names) + times(runs, names) + link(runs, names) +
-                  memory(runs, names) + traffic(runs, names) + events(runs, names) + configuration(runs, names) +
-                  samples(runs, names) +
+                  memory(runs, names) + traffic(runs, names) + events(runs, names) +
+                  configuration(runs, names) + samples(runs, names) +
                   "<footer>A report by libzero. A pointer that rests on a chart shows the numbers "
                   "below it.</footer>\n",
               options.refresh_seconds);
