@@ -13,14 +13,17 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/comm/world.h"
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/comm/link_clock.h"
 
 namespace zero::comm {
 namespace {
@@ -186,8 +189,50 @@ TEST_P(Hosts, KnowWhereTheirLinksStandStill) {
   });
 }
 
+TEST(LinkTimes, CountAsBusyNoLongerThanTheMeasuredSpeedSays) {
+  LinkClock clock;
+  clock.set_speed({.bandwidth = 1e6, .latency = 1e-3});
+  const auto chunk = [&](int64_t bytes) {
+    const auto before = clock.times();
+    {
+      const LinkClock::CallScope call(clock);
+      const LinkClock::WaitScope wait(clock, LinkClock::Wait::arrival, bytes);
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    }
+    return clock.times() - before;
+  };
+  const auto late = chunk(10'000);
+  EXPECT_NEAR(late.busy, 2 * 10 + 1, 0.1);
+  EXPECT_GT(late.peer_late, 60 - 22);
+  EXPECT_EQ(chunk(int64_t{1} << 40).peer_late, 0);
+  EXPECT_EQ(chunk(0).peer_late, 0) << "whole messages come as fast as they can";
+}
+
+TEST(LinkTimes, SpeedIsMeasuredOnceAndAgreed) {
+  std::mutex mutex;
+  std::set<std::pair<double, double>> speeds;
+  run_as_hosts(2, 2, [&](std::shared_ptr<Group> group) {
+    EXPECT_FALSE(group->link_speed());
+    const auto speed = group->measure_link();
+    ASSERT_TRUE(speed);
+    EXPECT_GT(speed->bandwidth, 1e6);
+    EXPECT_GT(speed->latency, 0);
+    EXPECT_EQ(group->link_speed(), speed);
+    EXPECT_EQ(group->measure_link(), speed);
+    EXPECT_EQ(group->traffic().total().link_bytes, 0) << "it is counted as control";
+    const int first = group->topology().host * 2;
+    EXPECT_FALSE(group->subgroup(std::vector<int>{first, first + 1})->measure_link());
+    const std::lock_guard lock(mutex);
+    speeds.insert({speed->bandwidth, speed->latency});
+  });
+  EXPECT_EQ(speeds.size(), 1U);
+}
+
 TEST(LinkTimes, AreThoseOfSeveralHostsOnly) {
-  run_as_threads(2, [](std::shared_ptr<Group> group) { EXPECT_FALSE(group->link_times()); });
+  run_as_threads(2, [](std::shared_ptr<Group> group) {
+    EXPECT_FALSE(group->link_times());
+    EXPECT_FALSE(group->measure_link());
+  });
   EXPECT_FALSE(single()->link_times());
 }
 

@@ -368,7 +368,7 @@ TEST(ChromeTrace, PutsWhatIsUnderWayAtOnceOnLinesOfItsOwn) {
       {{.rank = 0,
         .spans = {span(Activity::gather, 1000, 5000, "a"), span(Activity::gather, 2000, 3000, "b"),
                   span(Activity::gather, 5000, 6000, "c")}}},
-      3));
+      3, comm::LinkSpeed{.bandwidth = 125e6, .latency = 0.25e-3}));
   std::map<std::string, int64_t> line;
   for (const auto& event : trace["traceEvents"]) {
     if (event["ph"] == "X") line[event["name"]] = event["tid"];
@@ -376,6 +376,8 @@ TEST(ChromeTrace, PutsWhatIsUnderWayAtOnceOnLinesOfItsOwn) {
   EXPECT_NE(line.at("a"), line.at("b"));
   EXPECT_EQ(line.at("a"), line.at("c"));
   EXPECT_EQ(trace["otherData"]["dropped_spans"], 3);
+  EXPECT_EQ(trace["otherData"]["link_bytes_per_s"], 125e6);
+  EXPECT_EQ(trace["otherData"]["link_latency_ms"], 0.25);
 }
 
 TEST(ChromeTrace, BringsHostsClocksTogetherAndQuotesNames) {

@@ -50,6 +50,7 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     info.config_json = R"({"engine": {}, "train": {"seq": 8}, "model": {}})";
     info.parameters = 77;
     info.ranks = 2;
+    info.link = comm::LinkSpeed{.bandwidth = 125e6, .latency = 0.25e-3};
     monitor->begin(info);
     train::StepReport step{.step = 1, .loss = 3.1F, .grad_norm = 0.1, .lr = 1e-3};
     step.loss_scale = 65536;
@@ -79,6 +80,8 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
   for (const auto& log : {read_log(folder.path()), read_log(file)}) {
     EXPECT_EQ(log.parameters, 77);
     EXPECT_EQ(log.ranks, 2);
+    EXPECT_EQ(log.link.value().bandwidth, 125e6);
+    EXPECT_EQ(log.link.value().latency, 0.25e-3);
     EXPECT_EQ(log.setting("train.seq"), "8");
     ASSERT_EQ(log.steps.size(), 1U);
     EXPECT_EQ(static_cast<float>(log.steps[0].loss), 3.1F);

@@ -135,6 +135,15 @@ RankTraffic traffic_of_two_hosts() {
   return traffic;
 }
 
+TEST_F(JsonlTest, TellsHowFastTheLinkIs) {
+  RunInfo info;
+  info.config_json = "{}";
+  info.link = comm::LinkSpeed{.bandwidth = 125e6, .latency = 0.25e-3};
+  jsonl_monitor(path_, false)->begin(info);
+  EXPECT_EQ(lines_of(path_).at(1),
+            Json({{"event", "link"}, {"bytes_per_s", 125e6}, {"latency_ms", 0.25}}));
+}
+
 TEST_F(JsonlTest, TellsWhatCrossesBetweenHostsWhereThereAreSeveral) {
   {
     const auto monitor = jsonl_monitor(path_, false);

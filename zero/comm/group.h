@@ -36,6 +36,7 @@
 #include "zero/base/ledger.h"
 #include "zero/comm/accounts.h"
 #include "zero/comm/activity.h"
+#include "zero/comm/link_speed.h"
 #include "zero/comm/link_times.h"
 #include "zero/comm/link_wire.h"
 #include "zero/comm/topology.h"
@@ -232,6 +233,12 @@ class Group {
   /// answers adds up to the time between them. Null if all ranks are on one host, or another
   /// library than libzero carries the tensors.
   std::optional<LinkTimes> link_times() const;
+  /// Measures the link between the hosts (link_probe.h), unless a group of the job has done so
+  /// before, and returns the same speed on all ranks. Null where `link_times` is, and if all ranks
+  /// of this group are on one host. Collective. Throws CommError.
+  std::optional<LinkSpeed> measure_link();
+  /// Returns the speed that was measured, or null.
+  std::optional<LinkSpeed> link_speed() const;
 
  private:
   friend std::shared_ptr<Group> on_device(

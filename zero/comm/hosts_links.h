@@ -128,6 +128,8 @@ class HostsLinks {
   template <class Body>
   auto blaming(int host, Body body) const;
   void await(Passage& passage, int host) const;
+  /// Returns the bytes that cross this host's link while a message of `bytes` comes to each rank.
+  int64_t on_link(int64_t bytes) const { return bytes * others() * topology_.local_size; }
   std::unique_ptr<Passage> send(int host, Channel channel, std::span<const std::byte> bytes) const;
   std::unique_ptr<Passage> receive(int host, Channel channel, std::span<std::byte> bytes) const;
 

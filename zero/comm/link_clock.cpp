@@ -1,10 +1,14 @@
 #include "zero/comm/link_clock.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace zero::comm {
 namespace {
 
 // A shorter wait finds the bytes there: it is the cost of asking.
 constexpr std::chrono::microseconds kNoWait{50};
+constexpr double kLongTime = 1e6;  // seconds
 
 }  // namespace
 
@@ -37,22 +41,45 @@ LinkClock::Clock::time_point LinkClock::begin_wait(Wait wait) {
   return now;
 }
 
-void LinkClock::end_wait(Wait wait, Clock::time_point began) {
+LinkClock::Clock::duration LinkClock::longest(int64_t bytes) const {
+  const double seconds = 2 * static_cast<double>(bytes) / speed_->bandwidth + speed_->latency;
+  return kNoWait + std::chrono::duration_cast<Clock::duration>(
+                       std::chrono::duration<double>(std::min(seconds, kLongTime)));
+}
+
+void LinkClock::move(State from, State to, Clock::duration time) {
+  time = std::min(time, spent(from));
+  spent(from) -= time;
+  spent(to) += time;
+}
+
+void LinkClock::end_wait(Wait wait, int64_t bytes, Clock::time_point began) {
   const std::lock_guard lock(mutex_);
   const auto now = settle();
   --waits(wait);
   if (wait == Wait::departure) return;
-  if (wait == Wait::arrival && now - began > kNoWait) {
-    spent(State::busy) += worked_;
-    spent(State::processor) -= worked_;
-  }
-  worked_ = {};
+  const auto worked = std::exchange(worked_, {});
+  if (wait == Wait::record || now - began <= kNoWait) return;
+  move(State::processor, State::busy, worked);
+  if (bytes == 0 || !speed_) return;
+  const auto waited = now - std::max(began, told_);  // no time moves from one step to another
+  move(State::busy, State::peer_late, std::max(Clock::duration{}, waited - longest(bytes)));
+}
+
+void LinkClock::set_speed(const LinkSpeed& speed) {
+  const std::lock_guard lock(mutex_);
+  speed_ = speed;
+}
+
+std::optional<LinkSpeed> LinkClock::speed() {
+  const std::lock_guard lock(mutex_);
+  return speed_;
 }
 
 LinkTimes LinkClock::times() {
   const std::lock_guard lock(mutex_);
-  settle();
-  worked_ = {};  // no time moves from one step to another
+  told_ = settle();
+  worked_ = {};
   const auto ms = [&](State state) {
     return std::chrono::duration<double, std::milli>(spent(state)).count();
   };

@@ -19,8 +19,10 @@
 // did all the time shows when it asks for them: if it then has to wait, the link was busy during
 // the work. If they are there, the link was ahead, and the processor held it up.
 //
-// A peer that has begun a call and then is slow to pack or add counts as a busy link. The bytes
-// that were sent, divided by the busy time, tell how much of that was standing still.
+// A peer that has begun a call may then be slow to add or pack a chunk, or wait for another rank of
+// its host. Where the link's speed is known (link_probe.h), a wait for a chunk is a busy link for
+// at most twice the time that the chunk takes, since other channels have their share; after that
+// the peer is late. The bytes that were sent, divided by the busy time, tell how full the link was.
 #pragma once
 
 #include <array>
@@ -28,7 +30,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
+#include "zero/comm/link_speed.h"
 #include "zero/comm/link_times.h"
 
 namespace zero::comm {
@@ -53,20 +57,27 @@ class LinkClock {
   /// A thread waits for the link while one lives.
   class WaitScope {
    public:
-    WaitScope(LinkClock& clock, Wait wait)
-        : clock_(clock), wait_(wait), began_(clock.begin_wait(wait)) {}
+    /// `bytes`, if not 0, are those that the whole link carries while the ones arrive that the
+    /// thread waits for.
+    WaitScope(LinkClock& clock, Wait wait, int64_t bytes = 0)
+        : clock_(clock), wait_(wait), bytes_(bytes), began_(clock.begin_wait(wait)) {}
     WaitScope(const WaitScope&) = delete;
     WaitScope& operator=(const WaitScope&) = delete;
-    ~WaitScope() { clock_.end_wait(wait_, began_); }
+    ~WaitScope() { clock_.end_wait(wait_, bytes_, began_); }
 
    private:
     LinkClock& clock_;
     Wait wait_;
+    int64_t bytes_;
     std::chrono::steady_clock::time_point began_;
   };
 
   /// Returns the times since the clock was made.
   LinkTimes times();
+
+  void set_speed(const LinkSpeed& speed);
+  /// Returns the speed that was set, or null.
+  std::optional<LinkSpeed> speed();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -74,13 +85,15 @@ class LinkClock {
 
   void count_call(int more);
   Clock::time_point begin_wait(Wait wait);
-  void end_wait(Wait wait, Clock::time_point began);
+  void end_wait(Wait wait, int64_t bytes, Clock::time_point began);
 
   // The caller holds the mutex for these.
   State state() const;
   Clock::time_point settle();  // counts the time until now
   int& waits(Wait wait) { return waits_[static_cast<size_t>(wait)]; }
   int waits(Wait wait) const { return waits_[static_cast<size_t>(wait)]; }
+  Clock::duration longest(int64_t bytes) const;  // that they may take
+  void move(State from, State to, Clock::duration time);
   Clock::duration& spent(State state) { return spent_[static_cast<size_t>(state)]; }
 
   std::mutex mutex_;
@@ -89,6 +102,8 @@ class LinkClock {
   std::array<int, 3> waits_{};              // threads that wait, by Wait
   std::array<Clock::duration, 4> spent_{};  // by State
   Clock::duration worked_{};                // `processor` since the last wait for bytes or a record
+  Clock::time_point told_ = settled_;       // when `times` was asked last
+  std::optional<LinkSpeed> speed_;
 };
 
 }  // namespace zero::comm

@@ -129,11 +129,13 @@ void add_zero_optimization(All& all) {
             "After the first update the engine simulates a step at the speeds of this section, and "
             "chooses a distance of at most `stage3_prefetch_bucket_size`. Gathered units then take "
             "less memory, and results are the same. `zero bench timeline` shows the simulation. 0: "
-            "the engine does not choose. Not in DeepSpeed."),
+            "on several hosts, if `link` is not given either, both speeds are measured, and the "
+            "second step is simulated; otherwise the engine does not choose. Not in DeepSpeed."),
       &PrefetchSpeeds::compute);
   speeds.add("link",
              speed("Bytes a second that a rank sends; on several hosts, that a host sends",
-                   "0: treated as infinitely fast."),
+                   "0: measured at the start on several hosts; on one host treated as infinitely "
+                   "fast."),
              &PrefetchSpeeds::link);
   speeds.add("pcie",
              speed("Bytes a second between device and host, in each direction",

@@ -192,6 +192,9 @@ class Reader {
           fmt::format("Training went back to the checkpoint of step {}. {}", to,
                       line.text("reason")));
       forget_after(to);
+    } else if (event == "link") {
+      log_.link = comm::LinkSpeed{.bandwidth = line.number("bytes_per_s", 0),
+                                  .latency = line.number("latency_ms", 0) / 1e3};
     } else if (event == "profile") {
       add(line.whole("step"), Kind::profile,
           fmt::format("The step's profile is in {}.", line.text("file")));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "zero/base/timeline.h"
+#include "zero/comm/link_speed.h"
 #include "zero/comm/link_times.h"
 #include "zero/train/monitor.h"
 
@@ -85,8 +86,9 @@ struct RunLog {
   int ranks = 1;
   int64_t tokens_per_step = 0;
   int64_t train_tokens = 0;
-  std::string weights;  ///< the source of the first weights; empty: random ones
-  std::string tiers;    ///< which states a memory budget put on disk, and why
+  std::string weights;                  ///< the source of the first weights; empty: random ones
+  std::optional<comm::LinkSpeed> link;  ///< between hosts, as the last start measured it
+  std::string tiers;                    ///< which states a memory budget put on disk, and why
 
   std::vector<LoggedStep> steps;
   std::vector<train::ValidationReport> validations;

@@ -316,6 +316,11 @@ std::string link(const Runs& runs, const std::vector<std::string>& names) {
           fmt::format("While the link of rank 0 was busy, {:.1f} MB a second left over it.",
                       train::busy_speed(run.traffic.front()) * 1e-6));
     }
+    if (run.link) {
+      body += paragraph(fmt::format(
+          "At the start {:.1f} MB a second were measured, and {:.2f} ms for a small call.",
+          run.link->bandwidth * 1e-6, run.link->latency * 1e3));
+    }
     columns.push_back({runs.size() > 1 ? names[i] : "", std::move(body)});
   }
   return columns.empty() ? std::string() : heading("The link between hosts") + beside(columns);

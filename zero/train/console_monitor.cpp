@@ -82,6 +82,10 @@ class ConsoleMonitor final : public Monitor {
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
     print("optimizer {}\n", info.optimizer);
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
+    if (info.link) {
+      print("link      {:.1f} MB/s between hosts, {:.2f} ms for a small call (measured)\n",
+            info.link->bandwidth * 1e-6, info.link->latency * 1e3);
+    }
     for (const auto& fault : info.damaged) print("damaged   {}\n", fault);
     if (info.first_step > 1) {
       print("resumed   at step {}{}\n", info.first_step,

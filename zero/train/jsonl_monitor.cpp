@@ -165,6 +165,11 @@ class JsonlMonitor final : public Monitor {
     if (!info.damaged.empty()) object["damaged"] = info.damaged;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;
     write(object);
+    if (info.link) {
+      write({{"event", "link"},
+             {"bytes_per_s", finite(info.link->bandwidth)},
+             {"latency_ms", finite(info.link->latency * 1e3)}});
+    }
   }
   void step(const StepReport& report) override {
     Json object{{"step", report.step},

@@ -11,6 +11,7 @@
 #include "zero/base/ledger.h"
 #include "zero/base/timeline.h"
 #include "zero/comm/call_log.h"
+#include "zero/comm/link_speed.h"
 #include "zero/comm/link_times.h"
 #include "zero/comm/traffic.h"
 #include "zero/engine/engine.h"
@@ -32,12 +33,13 @@ struct RunInfo {
   int64_t sequence = 0;
   int64_t accumulate = 1;
   int64_t steps = 0;
-  int64_t first_step = 1;            ///< more than 1 if a run is resumed
-  int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
-  std::string weights;               ///< the source of the first weights; empty: random ones
-  std::vector<std::string> changes;  ///< changed settings of a resumed run: "steps 4 -> 8"
-  std::vector<std::string> damaged;  ///< newer checkpoints that were skipped, and their damage
-  bool from_memory = false;          ///< it goes on from a copy in the memory of the hosts
+  int64_t first_step = 1;               ///< more than 1 if a run is resumed
+  int64_t first_sample = 0;             ///< sequences that all ranks have taken before that
+  std::string weights;                  ///< the source of the first weights; empty: random ones
+  std::vector<std::string> changes;     ///< changed settings of a resumed run: "steps 4 -> 8"
+  std::vector<std::string> damaged;     ///< newer checkpoints that were skipped, and their damage
+  bool from_memory = false;             ///< it goes on from a copy in the memory of the hosts
+  std::optional<comm::LinkSpeed> link;  ///< between hosts, as the engine measured it
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
   std::string optimizer;  ///< with the parameters on which its weight decay acts
   std::string data;
