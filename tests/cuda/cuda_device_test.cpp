@@ -517,6 +517,38 @@ TEST(DeviceKernels, FeedForwardWithEpiloguesIsTheCpus) {
   }
 }
 
+TEST(DeviceKernels, FeedForwardWithEpiloguesMakesTheGradientsThatAreWanted) {
+  const WithEpilogues with_epilogues;
+  at::manual_seed(5);
+  std::vector<Tensor> all{at::randn({9, 16}), at::randn({16, 32}), at::randn({32}),
+                          at::randn({32, 8}), at::randn({8})};
+  const auto layer = [](const std::vector<Tensor>& of) {
+    return feed_forward(of[0], of[1], of[2], of[3], of[4], WeightLayout::in_out);
+  };
+  const auto gradients = [&](auto wanted) {
+    std::vector<Tensor> leaves;
+    for (size_t i = 0; i < all.size(); ++i)
+      leaves.push_back(all[i].to(device()).to(at::kBFloat16).detach().requires_grad_(wanted(i)));
+    layer(leaves).sum().backward();
+    std::vector<Tensor> found;
+    for (const auto& leaf : leaves) found.push_back(leaf.grad());
+    return found;
+  };
+  const auto expected = gradients([](size_t) { return true; });
+  for (size_t alone = 0; alone < all.size(); ++alone) {
+    const auto found = gradients([&](size_t i) { return i == alone; });
+    for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(found[i].defined(), i == alone) << i;
+    EXPECT_TRUE(at::equal(found[alone], expected[alone])) << alone;
+  }
+  const auto x = all[0].to(device()).to(at::kBFloat16).requires_grad_();
+  std::vector<Tensor> layers{x};
+  for (size_t i = 1; i < all.size(); ++i) layers.push_back(all[i].to(device()).to(at::kBFloat16));
+  if (device().is_cpu()) return;
+  EXPECT_THAT(message_of<Error>(
+                  [&] { layer(layers).sum().backward({}, std::nullopt, /*create_graph=*/true); }),
+              HasSubstr("feed_forward has no second derivative"));
+}
+
 TEST(DeviceKernels, LayersOfLlamaAreTheCpus) {
   for (const auto dtype : optim::dtypes()) {
     if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;

@@ -111,17 +111,45 @@ OptionalBias if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalBias(tensor) : std::nullopt;
 }
 
-class FeedForward : public torch::autograd::Function<FeedForward> {
+// Note [Two functions of a feed-forward layer]
+// The gradients of the second weight are there before those of the first are computed, so that an
+// engine may exchange them meanwhile. The first bias is an input of both functions: its gradient is
+// made with GELU's derivative, in the backward pass of the second. No gradient of y is needed.
+class LinearBeforeGelu : public torch::autograd::Function<LinearBeforeGelu> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& weight1, const at::Tensor& weight2,
-                            const OptionalBias& bias1, const OptionalBias& bias2, bool transposed) {
-    const auto [h, y] = linear_gelu(x, weight1, bias1, transposed);
+  // -> h, y
+  static variable_list forward(AutogradContext* context, const at::Tensor& x,
+                               const at::Tensor& weight, const OptionalBias& bias,
+                               bool transposed) {
+    auto [h, y] = linear_gelu(x, weight, bias, transposed);
     // A frozen weight has no gradient, which is all that needs x.
-    context->save_for_backward({weight1.requires_grad() ? x : at::Tensor(), weight1, weight2,
-                                bias1.value_or(at::Tensor()), bias2.value_or(at::Tensor()), h});
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
     context->saved_data["transposed"] = transposed;
-    return product(y, as_in_out(weight2, transposed), bias2.value_or(at::Tensor()));
+    context->mark_non_differentiable({y});
+    context->set_materialize_grads(false);
+    return {std::move(h), std::move(y)};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto& dh = gradients[0];
+    if (!dh.defined()) return variable_list(4);
+    const auto saved = context->get_saved_variables();
+    const auto of = linear_gradients(
+        dh, saved[0], saved[1], {}, context->saved_data.at("transposed").toBool(),
+        {.x = context->needs_input_grad(0), .weight = context->needs_input_grad(1)});
+    return {of.x, of.weight, at::Tensor(), at::Tensor()};
+  }
+};
+
+class LinearAfterGelu : public torch::autograd::Function<LinearAfterGelu> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& h, const at::Tensor& y,
+                            const at::Tensor& weight, const OptionalBias& bias_before,
+                            const OptionalBias& bias, bool transposed) {
+    context->save_for_backward(
+        {h, weight, bias_before.value_or(at::Tensor()), bias.value_or(at::Tensor())});
+    context->saved_data["transposed"] = transposed;
+    return product(y, as_in_out(weight, transposed), bias.value_or(at::Tensor()));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -131,30 +159,23 @@ class FeedForward : public torch::autograd::Function<FeedForward> {
           "and linear.");
     }
     const auto saved = context->get_saved_variables();
-    const auto &x = saved[0], &weight1 = saved[1], &weight2 = saved[2], &bias1 = saved[3],
-               &bias2 = saved[4], &h = saved[5];
+    const auto &h = saved[0], &weight = saved[1], &bias_before = saved[2], &bias = saved[3];
     const bool transposed = context->saved_data.at("transposed").toBool();
-    // Inputs that are absent have no number.
-    const size_t first_bias = 3, second_bias = bias1.defined() ? 4 : 3;
-    const WantedGradients first{.x = context->needs_input_grad(0),
-                                .weight = context->needs_input_grad(1),
-                                .bias = bias1.defined() && context->needs_input_grad(first_bias)};
-    const WantedGradients second{.weight = context->needs_input_grad(2),
-                                 .bias = bias2.defined() && context->needs_input_grad(second_bias)};
-
+    // Their numbers among the inputs that are there.
+    const size_t of_weight = 2, of_bias_before = 3, of_bias = bias_before.defined() ? 4 : 3;
+    const WantedGradients wanted{.x = context->needs_input_grad(0),
+                                 .weight = context->needs_input_grad(of_weight),
+                                 .bias = bias.defined() && context->needs_input_grad(of_bias)};
     const auto dy = gradients[0].contiguous();
-    const auto of_bias1 = first.bias ? gradient_place(bias1) : at::Tensor();
-    at::Tensor dh;
-    if (first.x || first.weight || first.bias)
-      dh = linear_gelu_backward(dy, weight2, h, if_defined(of_bias1), transposed);
-    const auto y = second.weight ? gelu_values(h) : at::Tensor();
-    const auto of_second = linear_gradients(dy, y, weight2, bias2, transposed, second);
-    LinearGradients of_first;
-    if (first.x || first.weight) {
-      of_first = linear_gradients(dh, x, weight1, bias1, transposed,
-                                  {.x = first.x, .weight = first.weight});
-    }
-    return {of_first.x, of_first.weight, of_second.weight, of_bias1, of_second.bias, at::Tensor()};
+    at::Tensor dh, of_before;
+    if (bias_before.defined() && context->needs_input_grad(of_bias_before))
+      of_before = gradient_place(bias_before);
+    if (wanted.x || of_before.defined())
+      dh = linear_gelu_backward(dy, weight, h, if_defined(of_before), transposed);
+    const auto y = wanted.weight ? gelu_values(h) : at::Tensor();
+    const auto of = linear_gradients(dy, y, weight, bias, transposed,
+                                     {.weight = wanted.weight, .bias = wanted.bias});
+    return {dh, at::Tensor(), of.weight, of_before, of.bias, at::Tensor()};
   }
 };
 
@@ -211,8 +232,9 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight1, const at
   auto sizes = x.sizes().vec();
   sizes.back() = weight2.size(transposed ? 0 : 1);
   const auto rows = x.reshape({-1, x.size(-1)}).contiguous();
-  return FeedForward::apply(rows, weight1, weight2, if_defined(bias1), if_defined(bias2),
-                            transposed)
+  const auto before = LinearBeforeGelu::apply(rows, weight1, if_defined(bias1), transposed);
+  return LinearAfterGelu::apply(before[0], before[1], weight2, if_defined(bias1), if_defined(bias2),
+                                transposed)
       .view(sizes);
 }
 
