@@ -33,7 +33,7 @@ struct LoggedStep {
   double comm_ms = kAbsent;  ///< rank 0 waited for other ranks
   double disk_ms = kAbsent;  ///< rank 0 waited for its disk
   double memory_peak = kAbsent;
-  std::optional<Breakdown> breakdown{};  ///< with wall_clock_breakdown
+  std::optional<Breakdown> breakdown{};   ///< with wall_clock_breakdown
   std::optional<comm::LinkTimes> link{};  ///< rank 0's link, on several hosts
   bool skipped = false;
 };
@@ -86,9 +86,9 @@ struct RunLog {
   int ranks = 1;
   int64_t tokens_per_step = 0;
   int64_t train_tokens = 0;
-  std::string weights;  ///< the source of the first weights; empty: random ones
+  std::string weights;                  ///< the source of the first weights; empty: random ones
   std::optional<comm::LinkSpeed> link;  ///< between hosts, as the last start measured it
-  std::string tiers;    ///< which states a memory budget put on disk, and why
+  std::string tiers;                    ///< which states a memory budget put on disk, and why
 
   std::vector<LoggedStep> steps;
   std::vector<train::ValidationReport> validations;
