@@ -10,10 +10,8 @@
 namespace zero::comm {
 namespace {
 
-constexpr int64_t kFewBytes = 8;                     // of a small call
-constexpr int64_t kLeastOfHost = int64_t{64} << 10;  // bytes that a host sends in a call
-constexpr int64_t kMostOfHost = int64_t{2} << 20;
-constexpr double kLongEnough = 0.01;  // seconds
+constexpr int64_t kFewBytes = 8;               // of a small call
+constexpr int64_t kOfHost = int64_t{1} << 20;  // bytes that a host sends in a large one
 
 class LinkProbe {
  public:
@@ -52,17 +50,13 @@ LinkSpeed probe_link(Group& group,
                      const std::function<Work(at::Tensor output, at::Tensor input)>& gather) {
   const auto& topology = group.topology();
   const int64_t messages = (topology.hosts - 1) * topology.local_size;  // that leave a host
-  const auto of_rank = [&](int64_t bytes) {
-    return std::max(kFewBytes, bytes / messages / kFewBytes * kFewBytes);
-  };
-  LinkProbe probe(group, gather, of_rank(kMostOfHost));
+  const int64_t bytes = std::max(kFewBytes, kOfHost / messages / kFewBytes * kFewBytes);
+  LinkProbe probe(group, gather, bytes);
   LinkSpeed speed{.latency = probe.best_of(4, kFewBytes)};
-  int64_t bytes = kLeastOfHost;
-  while (probe.best_of(1, of_rank(bytes)) < kLongEnough && bytes < kMostOfHost)
-    bytes = std::min(4 * bytes, kMostOfHost);
-  const double seconds = probe.best_of(2, of_rank(bytes));
+  (void)probe.best_of(1, bytes);
+  const double seconds = probe.best_of(2, bytes);
   const double moving = std::max({seconds - speed.latency, seconds / 10, 1e-9});
-  speed.bandwidth = static_cast<double>(of_rank(bytes) * messages) / moving;
+  speed.bandwidth = static_cast<double>(bytes * messages) / moving;
   return speed;
 }
 

@@ -10,16 +10,15 @@ namespace zero::comm {
 
 class Group;
 
-/// Returns the speed of the slowest rank's link: the same on all ranks. It takes a tenth of a
-/// second at 1 Gbit/s, and less where the link is faster or so slow that few bytes tell. `gather`
-/// starts an all-gather of the group. Collective, between hosts. Throws CommError.
+/// Returns the speed of the slowest rank's link: the same on all ranks. `gather` starts an
+/// all-gather of the group. Collective, between hosts. Throws CommError.
 ///
 /// Note [A quick probe]
-/// Bytes grow until an all-gather takes some time, or has some MB: so a slow link is not held for
-/// long, and the time of a fast one is not all latency. Then the better of two more counts, since
-/// other work on the machine only ever adds to it, and a link that lets some bytes through at once
-/// has done so before. What depends on the result are times: when
-/// messages leave and how a report divides a wait. Bits and bytes do not.
+/// A host sends 3 MiB, in three calls, and a few small ones: always as many, so that a job's bytes
+/// are the same each time. That takes 30 ms at 1 Gbit/s. The first call does not count, since a
+/// link may let some bytes through at once; of the others the faster one does, since other work on
+/// the machine only ever adds to it. What depends on the result are times: when messages leave, and
+/// how a report divides a wait. Bits and bytes do not.
 LinkSpeed probe_link(Group& group,
                      const std::function<Work(at::Tensor output, at::Tensor input)>& gather);
 
