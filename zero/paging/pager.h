@@ -242,7 +242,7 @@ class Pager {
   Pin touched(std::span<const int64_t> units, bool differentiable, const UsePart& early);
   void add_pin(std::unique_lock<std::mutex>& lock, int64_t unit);
   void drop_pin(UnitState& state, std::thread::id thread);
-  void use_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);
+  void acquire_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);
   void acquire(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start(std::unique_lock<std::mutex>& lock, int64_t unit);
   void complete(std::unique_lock<std::mutex>& lock, int64_t unit);
