@@ -126,7 +126,7 @@ void use_paged(const at::Tensor& weight, const UseRows& early, const std::functi
   const bool whole = weight.dim() == 2 && weight.numel() > 0 && weight.is_contiguous() &&
                      weight.storage_offset() == 0;
   const auto use = [&](const UnitPart& part) -> int64_t {
-    const auto element = static_cast<int64_t>(weight.element_size());
+    const int64_t element = weight.element_size();
     const auto here = rows_in(part, weight, page->byte_offset / element);
     return here ? early(*here) : 0;
   };
