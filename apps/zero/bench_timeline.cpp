@@ -11,7 +11,10 @@
 // tiles] in engine/tied_gradient.h), which one rank does not do. Its three products, of one size,
 // are recorded with the output projection. So `in_tiles` cuts that operator after the first of
 // them, the logits, and begins the reduction there. The tokens are random, so each rank looks other
-// rows up.
+// rows up. At stage 3 a rank computes the logits of its own rows while the others arrive (Note
+// [Logits in blocks] in models/layers/cross_entropy.cpp): they count with the operator before,
+// which does not wait for the weight. The look-up by rows (Note [Look-ups by rows] in
+// engine/row_look_ups.h) is no use of the unit; its message, of few bytes, is left out.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -252,8 +255,27 @@ Recording record(const Options& options) {
   return recording;
 }
 
-/// Begins the reduction of the unit in the last pass when the output projection has its logits.
-void in_tiles(paging::StepSchedule& schedule, int64_t unit) {
+/// Leaves out the first use of the unit, which is a look-up by rows, with the operators that
+/// follow.
+void by_rows(paging::StepSchedule& schedule, int64_t unit) {
+  const auto recorded = schedule;
+  size_t first = 0;
+  while (std::ranges::count(recorded.trace.units(first), unit) == 0) ++first;
+  if (recorded.trace.units(first).size() > 1 || first + 1 >= recorded.trace.operators()) return;
+  schedule.trace.clear();
+  for (size_t p = 0; p < recorded.trace.operators(); ++p) {
+    if (p != first) schedule.trace.record(recorded.trace.units(p));
+  }
+  const auto at = static_cast<ptrdiff_t>(first);
+  schedule.flops[first + 1] += schedule.flops[first];
+  schedule.flops.erase(schedule.flops.begin() + at);
+  schedule.backward.erase(schedule.backward.begin() + at);
+  for (auto& each : schedule.reductions) each.after -= each.after > first ? 1 : 0;
+}
+
+/// Begins the reduction of the unit in the last pass when the output projection has its logits. The
+/// part `own` of these needs nothing that is gathered.
+void in_tiles(paging::StepSchedule& schedule, int64_t unit, double own) {
   const auto recorded = schedule;
   size_t projection = 0;
   for (size_t p = 0; p < recorded.trace.operators(); ++p) {
@@ -268,7 +290,9 @@ void in_tiles(paging::StepSchedule& schedule, int64_t unit) {
   }
   const auto at = static_cast<ptrdiff_t>(projection);
   schedule.flops[projection] = 2 * flops / 3;
-  schedule.flops.insert(schedule.flops.begin() + at, flops / 3);
+  const double early = projection > 0 ? own * flops / 3 : 0;
+  if (projection > 0) schedule.flops[projection - 1] += early;
+  schedule.flops.insert(schedule.flops.begin() + at, flops / 3 - early);
   schedule.backward.insert(schedule.backward.begin() + at, 0);
   auto& reductions = schedule.reductions;
   const auto last = std::ranges::find(reductions.rbegin(), reductions.rend(), unit,
@@ -305,7 +329,11 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   auto step = planned_step(layout, units, recording.model, config, {.grid = grid});
   step.look_ups = look_ups_of(options, recording, step);
   auto schedule = recording.schedule;
-  if (step.look_ups.unit >= 0) in_tiles(schedule, step.look_ups.unit);
+  if (step.look_ups.unit >= 0) {
+    const double own = step.sharded.parameters ? 1.0 / options.ranks() : 0;
+    if (own > 0) by_rows(schedule, step.look_ups.unit);
+    in_tiles(schedule, step.look_ups.unit, own);
+  }
   schedule.units = unit_costs(step);
   const int64_t element_bytes = config.parameter_bytes();
   schedule.gathers = step.sharded.parameters;

@@ -1,10 +1,12 @@
 // Stages 2 and 3 between hosts: the gradient of a tied weight leaves while it is made (Note [Tied
-// gradient in tiles] in engine/tied_gradient.h), and an output projection begins with the rows that
+// gradient in tiles] in engine/tied_gradient.h). At stage 3 its look-up fetches rows (Note
+// [Look-ups by rows] in engine/row_look_ups.h), and an output projection begins with the rows that
 // are here (Note [Logits in blocks] in models/layers/cross_entropy.cpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -73,6 +75,8 @@ struct Trained {
   std::vector<double> norms;
   std::vector<at::Tensor> weights;
   std::vector<int64_t> sums;  // reduce-scatters of each step
+  // By step, the bytes of all-gathers, and by the formula, which has units that stay twice.
+  std::vector<std::array<int64_t, 2>> gathered, formula;
 };
 
 using Loss = std::function<at::Tensor(Gpt2& model, int rank, int64_t pass)>;
@@ -86,6 +90,7 @@ Trained trained(World world, const Config& c, int64_t steps, const Loss& loss, i
     const int64_t k = c.gradient_accumulation_steps;
     for (int64_t step = 0; step < steps; ++step) {
       const auto before = group->traffic().count(Collective::reduce_scatter);
+      const auto gathers_before = group->traffic().count(Collective::all_gather);
       for (int64_t i = 0; i < k; ++i) {
         const auto of_pass = loss(model, group->rank(), step * k + i);
         engine.backward(of_pass);
@@ -99,6 +104,10 @@ Trained trained(World world, const Config& c, int64_t steps, const Loss& loss, i
       const auto formula = engine.traffic_formula();
       EXPECT_EQ(counted.logical_bytes, formula.reduce_scatter) << "step " << step;
       EXPECT_EQ(counted.link_bytes, formula.reduce_scatter_link) << "step " << step;
+      auto gathers = group->traffic().count(Collective::all_gather);
+      gathers -= gathers_before;
+      mine.gathered.push_back({gathers.logical_bytes, gathers.link_bytes});
+      mine.formula.push_back({formula.all_gather, formula.all_gather_link});
     }
     mine.weights = weights(engine);
     return mine;
@@ -141,8 +150,14 @@ TEST(TiedGradient, HasTheBitsOfOneHostAndLeavesInPieces) {
           const auto in_tiles = trained(world, tied_config(stage, bf16, k));
           expect_same_bits(in_tiles, whole);
           EXPECT_EQ(in_tiles.sums[0], whole.sums[0]);  // the first step shows whether it can
-          for (const size_t step : {1, 2, 3})
+          for (const size_t step : {1, 2, 3}) {
             EXPECT_EQ(in_tiles.sums[step], whole.sums[0] + more_sums(world));
+            for (const size_t bytes : {0, 1}) {  // those of the rows
+              const auto more = in_tiles.gathered[step][bytes] - in_tiles.gathered[0][bytes];
+              EXPECT_EQ(more, in_tiles.formula[step][bytes] - in_tiles.formula[0][bytes]);
+              EXPECT_EQ(more > 0, stage == 3);
+            }
+          }
         }
       }
     }
@@ -175,12 +190,15 @@ TEST(TiedGradient, StaysWholeWhereARankCannotGiveTiles) {
     for (const bool bf16 : {false, true}) {
       SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
       const auto whole = trained({1, 2}, tied_config(2, bf16), 6, loss);
-      const auto in_tiles = trained(kTwoByOne, tied_config(2, bf16), 6, loss);
-      expect_same_bits(in_tiles, whole);
-      EXPECT_EQ(in_tiles.sums[1], whole.sums[0] + more_sums(kTwoByOne));
-      EXPECT_EQ(in_tiles.sums[2], whole.sums[0]);
-      EXPECT_EQ(in_tiles.sums[3], whole.sums[0]);  // no rank says anything of rows
-      EXPECT_EQ(in_tiles.sums[4], whole.sums[0] + more_sums(kTwoByOne));
+      for (const int stage : {2, 3}) {
+        if (stage == 3 && name == cases[1].first) continue;  // there ranks use units alike
+        const auto in_tiles = trained(kTwoByOne, tied_config(stage, bf16), 6, loss);
+        expect_same_bits(in_tiles, whole);
+        EXPECT_EQ(in_tiles.sums[1], whole.sums[0] + more_sums(kTwoByOne));
+        EXPECT_EQ(in_tiles.sums[2], whole.sums[0]);
+        EXPECT_EQ(in_tiles.sums[3], whole.sums[0]);  // no rank says anything of rows
+        EXPECT_EQ(in_tiles.sums[4], whole.sums[0] + more_sums(kTwoByOne));
+      }
     }
   }
 }
@@ -296,7 +314,7 @@ Trained trained_early(const EarlyCase& of, const std::function<Model()>& make, c
         EXPECT_EQ(engine.pager()->counts().early_rows - before.early_rows,
                   of.rows[static_cast<size_t>(group->rank())])
             << "rank " << group->rank() << ", step " << step;
-        EXPECT_EQ(engine.pager()->following(), step > 0);
+        EXPECT_TRUE(step < 2 || engine.pager()->following());
       }
       mine.norms.push_back(engine.step().grad_norm);
     }
@@ -309,8 +327,8 @@ template <class Model>
 void expect_early(const std::function<Model()>& make, int64_t live) {
   for (const auto& each : kEarlyCases) {
     for (const bool bf16 : {false, true}) {
-      SCOPED_TRACE(testing::Message() << each.world.hosts << " x " << each.world.ranks_a_host
-                                      << ", bf16 " << bf16);
+      SCOPED_TRACE(testing::Message()
+                   << each.world.hosts << " x " << each.world.ranks_a_host << ", bf16 " << bf16);
       auto c = tied_config(3, bf16);
       c.max_live_parameters = live;
       const EarlyCase one{{1, each.world.hosts * each.world.ranks_a_host}, {}};
@@ -339,10 +357,24 @@ TEST(EarlyLogits, BeginWithTheRowsThatAreHere) {
       Config().max_live_parameters);
 }
 
-// The look-up gathers a tied weight. It is gathered again for the head, and not ahead, where no
-// unit stays.
+// No unit is gathered ahead, so that of the head is gathered while it computes.
 TEST(EarlyLogits, BeginWithTheRowsThatAreHereWhereTheGatherBeginsWithThem) {
   expect_early<Gpt2>(make_model, 0);
+}
+
+// The look-up of the first step gathers a tied weight, and those of the others fetch rows.
+TEST(EarlyLogits, OfATiedWeightFollowALookUpOfRows) {
+  run_in(kTwoByOne, [](auto group) {
+    auto model = make_model();
+    Engine engine(model.ptr(), AdamW{}, tied_config(3, true), group);
+    for (int64_t step = 0; step < 4; ++step) {
+      const auto before = engine.pager()->counts().early_rows;
+      engine.backward(loss_of(model, group->rank(), step));
+      engine.step();
+      const auto rows = kEarlyCases.front().rows[static_cast<size_t>(group->rank())];
+      EXPECT_EQ(engine.pager()->counts().early_rows - before, step > 0 ? rows : 0) << step;
+    }
+  });
 }
 
 }  // namespace

@@ -71,6 +71,13 @@ MessageBytes look_ups_of(const PlannedStep& step, int64_t unit) {
   return reduce_scatter(step.grid.shard_group(), step.look_ups.numel, wire, wire);
 }
 
+// Returns the message of the rows that a step looked up without the unit.
+MessageBytes rows_of(const PlannedStep& step, int64_t unit) {
+  if (step.rows.unit != unit) return {};
+  const auto wire = raw(plan_of(step, unit).dtype);
+  return all_gather(step.grid.shard_group(), step.rows.numel, wire, wire);
+}
+
 // Adds the bytes that an update of a unit moves between device and host. An update on the device
 // fetches fp32 parameters from the host, unless new parameters lie apart: then it has those of the
 // update before.
@@ -366,6 +373,7 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
     add_gathers(step, plan, messages, published, sum);
     if (plan.trainable) add_reductions(step, plan, messages, sum);
     add(look_ups_of(step, u), 1, sum.reduce_scatter, sum.reduce_scatter_link);
+    add(rows_of(step, u), 1, sum.all_gather, sum.all_gather_link);
   }
   if (!updated) return sum;
   for (const auto& batch : step.sweep_batches) {

@@ -51,6 +51,8 @@ struct PlannedStep {
   bool in_place = false;
   /// The sums of look-ups beside a tied gradient in tiles.
   LookUpMessages look_ups{};
+  /// The rows of a weight that were looked up without gathering it.
+  LookUpMessages rows{};
   /// The exchanges of updates in two sweeps.
   std::vector<SweepBatch> sweep_batches{};
   /// By parameter, the rank that has its factored states: factored_owners.

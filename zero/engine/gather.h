@@ -48,6 +48,10 @@ class GatherFlow {
   void publish(int64_t unit) { source_->publish(unit); }
   void finish_publish() { source_->finish_publish(); }
   void forget() { source_->forget(); }
+  void expect_look_up(int64_t parameter, int64_t columns) {
+    source_->expect_look_up(parameter, columns);
+  }
+  LookUpMessages looked_up() const { return source_->looked_up(); }
   at::Tensor full(int64_t unit) { return source_->full(unit); }
 
   /// Returns null if parameters are replicated.

@@ -119,7 +119,10 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
   if (!units.empty()) source_.touched(units.front());
   Pin pin(this, {}, Plan::kNever);
   in_step_ = in_step_ || differentiable;
-  if (in_step_) pin.position_ = advance(lock, units);
+  if (in_step_) {
+    tell_of_use(lock, units);
+    pin.position_ = advance(lock, units);
+  }
   for (const int64_t unit : units) {
     try {
       if (early) use_early(lock, unit, early);
@@ -132,6 +135,42 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
   }
   lock.unlock();
   return pin;
+}
+
+// Tells the other ranks of the first use of a unit that is no look-up, where they ask for it.
+void Pager::tell_of_use(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units) {
+  for (const int64_t unit : units) {
+    if (!source_.asks(unit)) continue;
+    lock.unlock();
+    source_.look_up(unit, {});
+    lock.lock();
+  }
+}
+
+at::Tensor Pager::look_up(int64_t unit, const at::Tensor& indices) {
+  std::unique_lock lock(mutex_);
+  if (!source_.asks(unit)) return {};
+  source_.touched(unit);
+  add_pin(lock, unit);
+  const bool absent = state(unit).presence == Presence::absent;
+  lock.unlock();
+  at::Tensor rows;
+  try {
+    rows = source_.look_up(unit, absent ? indices : at::Tensor());
+  } catch (...) {
+    lock.lock();
+    drop_pin(state(unit), std::this_thread::get_id());
+    lock.unlock();
+    try {
+      throw;
+    } catch (const Error&) {
+      if (options_.rethrow) options_.rethrow();
+      throw;
+    }
+  }
+  lock.lock();
+  drop_pin(state(unit), std::this_thread::get_id());
+  return rows;
 }
 
 // Moves one operator ahead in the trace: compares it with the plan, and starts the gathers that are

@@ -72,6 +72,12 @@ class UnitSource {
   /// Returns the part of a unit that can be read while its gather is under way, with the bits that
   /// the gathered unit will have there. It is valid until the source's bytes change.
   virtual UnitPart here(int64_t /*unit*/) { return {}; }
+  /// Returns whether the next use of a unit must be told to the other ranks before it is gathered.
+  virtual bool asks(int64_t /*unit*/) const { return false; }
+  /// Does so: it is a look-up of the rows `indices` of the weight that is all of the unit, or, with
+  /// an undefined tensor, another use. Returns the rows, or an undefined tensor if all ranks gather
+  /// the unit. Collective.
+  virtual at::Tensor look_up(int64_t /*unit*/, const at::Tensor& /*indices*/) { return {}; }
   /// Says that `unit` will be gathered after the units that were named before. A source with a slow
   /// tier may then begin to fetch its part. Returns false if it can take no more now. Called with
   /// the pager's lock held, so it must not wait for other ranks.
@@ -154,9 +160,14 @@ class Pager {
   Pin touch(std::span<const int64_t> units, bool differentiable);
   /// Takes the part of a unit that is here, and returns how many rows of a weight it used.
   using UsePart = std::function<int64_t(const UnitPart& part)>;
-  /// Does the same for one unit. If its gather is under way, or begins now, `early` is called before
-  /// anybody waits for it, with the part that the source has (UnitSource::here), if it has one.
+  /// Does the same for one unit. If its gather is under way, or begins now, `early` is called
+  /// before anybody waits for it, with the part that the source has (UnitSource::here), if it has
+  /// one.
   Pin touch(int64_t unit, bool differentiable, const UsePart& early);
+
+  /// Returns rows of the weight that is all of `unit` if the source brings them alone; otherwise an
+  /// undefined tensor, and the weight is to be read (UnitSource::look_up).
+  at::Tensor look_up(int64_t unit, const at::Tensor& indices);
 
   /// Returns the bytes of a present unit, or null.
   void* data(int64_t unit) const;
@@ -239,6 +250,7 @@ class Pager {
   };
 
   Pin touched(std::span<const int64_t> units, bool differentiable, const UsePart& early);
+  void tell_of_use(std::unique_lock<std::mutex>& lock, std::span<const int64_t> units);
   void add_pin(std::unique_lock<std::mutex>& lock, int64_t unit);
   void drop_pin(UnitState& state, std::thread::id thread);
   void use_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);

@@ -1,0 +1,134 @@
+#include "zero/engine/row_look_ups.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "zero/comm/gather_records.h"
+#include "zero/comm/group.h"
+#include "zero/engine/look_ups.h"
+
+namespace zero {
+
+std::optional<std::vector<int64_t>> agree_on_rows(comm::Group& group, int64_t count,
+                                                  const at::Tensor& indices,
+                                                  std::string_view label) {
+  std::vector<uint8_t> sent(static_cast<size_t>(1 + (count + 7) / 8), 0);
+  const auto flat = indices.defined() ? indices.reshape({-1}).contiguous() : at::Tensor();
+  const auto looked_up =
+      flat.defined() ? std::span(flat.const_data_ptr<int64_t>(), static_cast<size_t>(flat.numel()))
+                     : std::span<const int64_t>();
+  // The model has looked these up, or will, but their tensor may have been changed since then.
+  const bool valid =
+      std::ranges::all_of(looked_up, [&](int64_t row) { return row >= 0 && row < count; });
+  sent[0] = flat.defined() && valid ? 1 : 0;
+  for (const int64_t row : valid ? looked_up : std::span<const int64_t>())
+    sent[static_cast<size_t>(1 + row / 8)] |= static_cast<uint8_t>(1U << (row % 8));
+  const auto all = comm::gather_arrays<uint8_t>(group, sent, label);
+  for (size_t rank = 0; rank * sent.size() < all.size(); ++rank) {
+    const auto* from = &all[rank * sent.size()];
+    if (from[0] == 0) return {};
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] |= from[i];
+  }
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < count; ++row) {
+    if ((sent[static_cast<size_t>(1 + row / 8)] >> (row % 8) & 1) != 0) rows.push_back(row);
+  }
+  return rows;
+}
+
+RowShares::RowShares(const partition::Layout& layout, int64_t unit,
+                     const std::vector<int64_t>& rows, int64_t columns)
+    : of_owner(static_cast<size_t>(layout.shards())) {
+  const int64_t slice = layout.slice_numel(unit);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t begin = rows[i] * columns;
+    for (int64_t owner = begin / slice; owner <= (begin + columns - 1) / slice; ++owner)
+      of_owner[static_cast<size_t>(owner)].push_back(static_cast<int64_t>(i));
+  }
+  size_t most = 0;
+  for (const auto& each : of_owner) most = std::max(most, each.size());
+  using partition::kAlignment;
+  message = (static_cast<int64_t>(most) * columns + kAlignment - 1) / kAlignment * kAlignment;
+  few = kLookUpShare * layout.shards() * message <= layout.unit(unit).numel;
+}
+
+void RowLookUps::expect(int64_t parameter, int64_t columns) {
+  of_last_step_ = std::exchange(of_step_, {});
+  asked_ = -1;
+  if (parameter < 0) return;
+  const int64_t unit = table_.layout().unit_of(parameter);
+  const auto& plan = table_.plan(unit);
+  if (table_.transfer_bytes(unit, State::parameters) > 0 || plan.comes_up() ||
+      plan.parameter_link.quantised() || !table_.device().is_cpu() ||
+      table_.layout().unit(unit).segments.size() != 1)
+    return;
+  asked_ = unit_ = unit;
+  columns_ = columns;
+}
+
+at::Tensor RowLookUps::look_up(const at::Tensor& indices) {
+  asked_ = -1;
+  const auto& layout = table_.layout();
+  const auto& label = table_.label(unit_);
+  const int64_t count = layout.unit(unit_).content / columns_;
+  const auto rows = agree_on_rows(table_.group(), count, indices, label);
+  if (!rows) return {};
+  const RowShares shares(layout, unit_, *rows, columns_);
+  if (!shares.few) return {};
+  const auto fetched = fetch(*rows, shares);
+  auto shape = indices.sizes().vec();
+  shape.push_back(columns_);
+  const auto positions = at::searchsorted(at::tensor(*rows, at::kLong), indices.reshape({-1}));
+  auto result = at::empty(shape, fetched.options());  // autograd takes no view of another array
+  auto flat = result.view({-1, columns_});
+  at::index_select_out(flat, fetched, 0, positions);
+  return result;
+}
+
+// Returns the rows (R, C). Collective.
+at::Tensor RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares) {
+  const auto& layout = table_.layout();
+  auto& group = table_.group();
+  const auto& slice = table_.memory(unit_, State::parameters);
+  const auto element = static_cast<int64_t>(slice.element_size());
+  const int64_t slice_begin = layout.slice(unit_, group.rank()).begin;
+  auto mine = at::zeros({shares.message}, slice.options());
+  auto all = at::empty({layout.shards() * shares.message}, slice.options());
+  auto fetched = at::empty({static_cast<int64_t>(rows.size()), columns_}, slice.options());
+  const auto bytes_of = [&](const at::Tensor& tensor, int64_t index) {
+    return static_cast<std::byte*>(tensor.data_ptr()) + index * element;
+  };
+  // Calls `f` with the part of each of the owner's rows that lies in its slice.
+  const auto for_each = [&](int owner, const auto& f) {
+    int64_t place = 0;
+    for (const int64_t position : shares.of_owner[static_cast<size_t>(owner)]) {
+      const int64_t begin = rows[static_cast<size_t>(position)] * columns_;
+      const auto part = partition::intersect({begin, begin + columns_}, layout.slice(unit_, owner));
+      f(place + part.begin - begin, part, position * columns_ + part.begin - begin);
+      place += columns_;
+    }
+  };
+  for_each(group.rank(), [&](int64_t in_message, partition::Range part, int64_t /*to*/) {
+    std::memcpy(bytes_of(mine, in_message), bytes_of(slice, part.begin - slice_begin),
+                static_cast<size_t>(part.size() * element));
+  });
+  if (shares.message > 0) group.all_gather(all, mine, table_.label(unit_)).wait();
+  of_step_ = {.unit = unit_, .numel = all.numel()};
+  for (int owner = 0; owner < layout.shards(); ++owner) {
+    for_each(owner, [&](int64_t in_message, partition::Range part, int64_t to) {
+      std::memcpy(bytes_of(fetched, to), bytes_of(all, owner * shares.message + in_message),
+                  static_cast<size_t>(part.size() * element));
+    });
+  }
+  return fetched;
+}
+
+}  // namespace zero
