@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains with two builds of `zero` and compares losses and final weights as bytes.
 
-    benchmarks/same_bits.py BEFORE AFTER [--data FOLDER] [--only WORD]
+    benchmarks/same_bits.py BEFORE AFTER [--untied] [--only WORD]
 
 BEFORE and AFTER are programs (build/release/zero of two commits). Every setting of the grid below is
 run with both, on the same text, for a few steps of a small model. Prints a line a setting and exits
@@ -65,13 +65,14 @@ def main():
     parser.add_argument("before")
     parser.add_argument("after")
     parser.add_argument("--only", default="", help="run the settings whose name has this word")
+    parser.add_argument("--untied", action="store_true", help="the output projection is a parameter of its own")
     arguments = parser.parse_args()
     differing = 0
     count = 0
     with tempfile.TemporaryDirectory() as name:
         work = pathlib.Path(name)
         (work / "disk").mkdir()
-        (work / "model.json").write_text(json.dumps(MODEL))
+        (work / "model.json").write_text(json.dumps(MODEL | {"tie_word_embeddings": not arguments.untied}))
         text = "".join(f"{i} times {i} is {i * i}, and the digits of it add to {sum(map(int, str(i * i)))}.\n"
                        for i in range(4000))
         (work / "text.txt").write_text(text)

@@ -137,6 +137,25 @@ bench_xl() {
   bench --model gpt2-xl --micro-batch 4 --stages 3 --rounds 1 --json "$work/bench-xl.json"
 }
 
+# A step whose products take in GELU and a bias's gradient, beside one whose products do not.
+epilogues() {
+  if [[ $device == cpu && -z $parts ]]; then
+    echo "a CPU's products have no epilogues"
+    exit 77
+  fi
+  local way
+  for way in always never; do
+    bench --model "$model" --micro-batch "$batch" --stages 0 --rounds 2 --epilogues "$way" --json "$work/epilogues-$way.json"
+  done
+  python3 - "$work" <<'PYTHON'
+import json, sys
+for way in ("always", "never"):
+    run = json.load(open(f"{sys.argv[1]}/epilogues-{way}.json"))["results"][-1]
+    ms = run["step_ms"]
+    print(f"epilogues {way:6}: {ms['median']:.2f} ms a step ({ms['min']:.2f} to {ms['max']:.2f}), {run['tokens_per_s']['median']:.0f} tokens/s")
+PYTHON
+}
+
 # States off the device, with all of the host's cores: what a step takes beside its bound, and beside FSDP2's CPUOffloadPolicy.
 offload() {
   local each=$(($(nproc) / ranks)) large=gpt2-xl sequences=4 name options line
@@ -267,6 +286,7 @@ part plugin 60 plugin
 part kernels 60 kernels
 part bench-step 300 bench_step
 part train 300 train
+part epilogues 60 epilogues
 part bench-large 60 bench_large
 part kernel-table 75 kernel_table
 part training-parity 1200 training_parity

@@ -43,6 +43,7 @@
 #include "zero/engine/flops_profiler.h"
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/language/language_model.h"
+#include "zero/models/layers/feed_forward.h"
 #include "zero/models/layers/product_speed.h"
 #include "zero/train/accounts.h"
 #include "zero/train/device.h"
@@ -116,6 +117,17 @@ constexpr std::pair<std::string_view, optim::StateFormat> kFormats[] = {
 constexpr std::pair<std::string_view, TrainingDevice> kDevices[] = {
     {"cpu", TrainingDevice::cpu}, {"cuda", TrainingDevice::cuda}, {"any", TrainingDevice::any}};
 
+constexpr std::pair<std::string_view, EpilogueUse> kEpilogues[] = {
+    {"auto", EpilogueUse::where_faster},
+    {"always", EpilogueUse::always},
+    {"never", EpilogueUse::never}};
+
+/// Returns the entry of one of the tables above; the name has been checked.
+template <class Pairs>
+auto named(const Pairs& pairs, std::string_view name) {
+  return std::ranges::find(pairs, name, [](const auto& pair) { return pair.first; })->second;
+}
+
 struct Options {
   std::string model = "gpt2";
   std::string dtype = "fp32";
@@ -130,6 +142,7 @@ struct Options {
   std::vector<std::string> sharding;  // of kSharding
   bool lockstep = false;
   bool deterministic = false;
+  std::string epilogues = "auto";
   std::string device = "cpu";
   bool through_host = false;
   bool mfu = false;
@@ -178,6 +191,13 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
       "stage's tax beside them, which is what ZeRO itself costs");
   parser.add_flag("--deterministic", options.deterministic,
                   "Use operators that give the same bits each time, on every device");
+  std::vector<std::string> uses;
+  for (const auto& [name, use] : kEpilogues) uses.emplace_back(name);
+  parser
+      .add_option("--epilogues", options.epilogues,
+                  "Whether a device's products take in GELU and a bias's gradient, in bf16 and "
+                  "fp16: where it should be faster (auto), always or never")
+      ->check(CLI::IsMember(uses));
   parser
       .add_option("--bucket-size", options.bucket_size,
                   "Bytes that are gathered and reduced at once")
@@ -298,9 +318,6 @@ std::vector<Batch> random_batches(const Options& options, int64_t vocabulary, in
 
 Config engine_config(const Options& options, const Trainers& trainers, int local_size) {
   Config config;
-  const auto named = [](const auto& pairs, std::string_view name) {
-    return std::ranges::find(pairs, name, [](const auto& pair) { return pair.first; })->second;
-  };
   const auto param = named(kPlaces, options.offload_param);
   config.stage = trainers.stage.value_or(param == OffloadDevice::none ? 0 : 3);
   config.offload_optimizer.device = named(kPlaces, options.offload_optimizer);
@@ -674,6 +691,7 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
   const bool reports = ranks->rank() == 0;
   const auto start = machine();
   const DeterministicOperators deterministic(options.deterministic);
+  const Epilogues epilogues(named(kEpilogues, options.epilogues));
   if (reports) {
     fmt::print(
         "machine   {}\nmodel     {}, {} parameters, {}; micro-batch {}, sequence {}\n"
@@ -741,6 +759,7 @@ int run(const std::shared_ptr<comm::Group>& host, const Options& options) {
                         {"rounds", options.rounds},
                         {"lockstep", options.lockstep},
                         {"deterministic", options.deterministic},
+                        {"epilogues", options.epilogues},
                         {"device", ranks->device().str()},
                         {"products_flop_per_s", with_products ? Json(products) : Json()},
                         {"offload_optimizer", options.offload_optimizer},

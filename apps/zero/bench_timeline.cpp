@@ -4,8 +4,8 @@
 // Which units a step uses, and how much it computes, depends neither on ranks and stages nor on
 // where the model lies. So one rank records it here, at stage 3 with parameters in host memory,
 // where the pager sees every use. The plan and the costs of the ranks that are simulated come from
-// the engine's own functions (engine/costs.h), for devices that have memory of their own. One
-// sequence is recorded; a micro-batch of more computes as many times as much.
+// the engine's own functions (engine/costs.h), for devices or for CPUs (--device). One sequence is
+// recorded; a micro-batch of more computes as many times as much.
 //
 // Between hosts the gradient of a tied weight may leave while it is made (Note [Tied gradient in
 // tiles] in engine/tied_gradient.h), which one rank does not do. Its three products, of one size,
@@ -76,7 +76,9 @@ struct Options {
   std::vector<int> stages{1, 2, 3};
   std::string offload_optimizer = "none";
   std::string offload_param = "none";
+  std::string device = "cuda";
   std::string compute, link, pcie, disk, update;
+  double link_work = 0;
   std::optional<int64_t> ahead;
   int64_t live_parameters = Config{}.max_live_parameters;
   int64_t prefetch_parameters = Config{}.prefetch_bucket_size;
@@ -85,6 +87,7 @@ struct Options {
   JsonFile json;
 
   int64_t ranks() const { return int64_t{hosts} * ranks_a_host; }
+  bool own_memory() const { return device != "cpu"; }
 };
 
 std::optional<int> read_command_line(const Arguments& arguments, Options& options) {
@@ -133,6 +136,16 @@ std::optional<int> read_command_line(const Arguments& arguments, Options& option
         "Bytes that an update passes over in a second, 28 a parameter in bf16; no time where not "
         "given");
   parser
+      .add_option(
+          "--link-work", options.link_work,
+          "The part of computing that is lost while the link is busy, 0 to 1: on CPUs, which "
+          "carry messages too")
+      ->check(CLI::Range(0.0, 1.0));
+  parser
+      .add_option("--device", options.device,
+                  "What ranks compute on: cuda has memory of its own, cpu has the host's")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  parser
       .add_option("--prefetch", options.ahead,
                   "Stage 3: bytes to gather ahead, as 64MiB, instead of what is chosen")
       ->transform(CLI::AsSizeValue(false))
@@ -167,15 +180,16 @@ paging::Speeds speeds_of(const Options& options) {
                               .link = speed("--link", options.link),
                               .pcie = speed("--pcie", options.pcie),
                               .disk = speed("--disk", options.disk),
-                              .update = speed("--update", options.update)};
+                              .update = speed("--update", options.update),
+                              .link_work = options.link_work};
   const auto need = [](bool needed, double speed, const char* option, const char* why) {
     if (needed && speed == 0)
       throw ConfigError(fmt::format("{} needs {} too: give the speed.", why, option));
   };
   const bool optimizer = options.offload_optimizer != "none";
   const bool parameters = options.offload_param != "none";
-  need(optimizer, speeds.pcie, "--pcie", "--offload-optimizer");
-  need(parameters, speeds.pcie, "--pcie", "--offload-param");
+  need(optimizer && options.own_memory(), speeds.pcie, "--pcie", "--offload-optimizer");
+  need(parameters && options.own_memory(), speeds.pcie, "--pcie", "--offload-param");
   need(options.offload_optimizer == "nvme", speeds.disk, "--disk", "--offload-optimizer nvme");
   need(options.offload_param == "nvme", speeds.disk, "--disk", "--offload-param nvme");
   return speeds;
@@ -236,7 +250,7 @@ Recording record(const Options& options) {
   step();
   ensure(engine.schedule() != nullptr, "the second step was recorded");
   Recording recording{.schedule = *engine.schedule(),
-                      .model = {.parameters = {}, .own_memory = true},
+                      .model = {.parameters = {}, .own_memory = options.own_memory()},
                       .elements = engine.parameter_count()};
   const auto names = model->tied_names();
   if (const auto found = names.find("lm_head.weight"); found != names.end()) {
@@ -328,6 +342,8 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   const auto units = plan_units(layout, recording.model, config, {.grid = grid});
   auto step = planned_step(layout, units, recording.model, config, {.grid = grid});
   step.look_ups = look_ups_of(options, recording, step);
+  step.in_place =  // ranks of one host read units where they lie
+      !options.own_memory() && options.hosts == 1 && options.offload_param == "none";
   auto schedule = recording.schedule;
   if (step.look_ups.unit >= 0) {
     const double own = step.sharded.parameters ? 1.0 / options.ranks() : 0;
@@ -337,8 +353,9 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   schedule.units = unit_costs(step);
   const int64_t element_bytes = config.parameter_bytes();
   schedule.gathers = step.sharded.parameters;
-  schedule.reduces_in =
-      step.sharded.gradients ? paging::ReducesIn::every_pass : paging::ReducesIn::last_pass;
+  schedule.reduces_in = step.sharded.gradients                      ? paging::ReducesIn::every_pass
+                        : options.own_memory() || options.hosts > 1 ? paging::ReducesIn::last_pass
+                                                                    : paging::ReducesIn::step;
   schedule.budget_bytes = options.live_parameters * element_bytes;
   schedule.prefetch_bytes = 0;
   schedule.read_ahead_bytes =
@@ -431,7 +448,7 @@ std::string situation(const Options& options, const Recording& recording,
 }
 
 std::string speeds_in_words(const Options& options) {
-  std::string words = fmt::format("compute {}", options.compute);
+  auto words = fmt::format("{}, compute {}", options.device, options.compute);
   for (const auto& [name, value] :
        {std::pair<const char*, const std::string&>{"link", options.link},
         {"PCIe", options.pcie},
@@ -499,12 +516,14 @@ int timeline(const Arguments& arguments) {
                       {"ranks_per_host", options.ranks_a_host},
                       {"offload_optimizer", options.offload_optimizer},
                       {"offload_param", options.offload_param},
+                      {"device", options.device},
                       {"speeds",
                        {{"compute", speeds.compute},
                         {"link", speeds.link},
                         {"pcie", speeds.pcie},
                         {"disk", speeds.disk},
-                        {"update", speeds.update}}},
+                        {"update", speeds.update},
+                        {"link_work", speeds.link_work}}},
                       {"units", stage.units.size()},
                       {"parameters", recording.elements},
                       {"flops", recording.flops()}},

@@ -49,6 +49,8 @@ void inspect(const std::filesystem::path& folder, bool parameters) {
   for (size_t i = 0; i < manifest.groups.size(); ++i)
     fmt::print("  group {}: {}\n", i, manifest.groups[i]);
   if (const auto& scale = manifest.loss_scale) fmt::print("  loss scale {}\n", scale->scale);
+  if (manifest.grad_norm)
+    fmt::print("  gradient norm of the last step {:.6g}\n", *manifest.grad_norm);
   if (has_in_force(manifest))
     fmt::print("  a delayed update: the next step computes with the parameters before it\n");
   for (const auto& [name, text] : manifest.files.front().attached)

@@ -180,6 +180,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._states = _state.States(self, self._zero1 or _state.EngineStates(self))
         self._micro_batches = int(settings["gradient_accumulation_steps"])
         self._clipping, self._clipping_once = float(settings["gradient_clipping"]), None  # type: float, float | None
+        self._previous_norm = bool(settings.get("clip_by_previous_norm"))
         self._zeros: set[int] = set()  # parameters whose gradient is zero where none comes
         self._used = False  # the gradients of the last step have not been dropped,
         self._without: set[int] = set()  # but for those of these parameters
@@ -332,6 +333,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         `grad_norm` costs nothing. `foreach` says how torch computes, and changes nothing. Collective."""
         if norm_type != 2:
             raise ConfigError(f"clip_grad_norm_ was called with norm_type={norm_type}; libzero clips by the 2-norm.")
+        if self._previous_norm:
+            raise ConfigError(
+                "clip_grad_norm_ was called, which clips by the norm of this step, and clip_by_previous_norm is true. "
+                "Leave one of them out; set_gradient_clipping changes the largest norm."
+            )
         before = self._clipping_once
         norm = math.hypot(*self._engine.group_norms())
         if before is not None:  # has clipped them already

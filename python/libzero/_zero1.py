@@ -98,6 +98,11 @@ class PartitionedUpdates:
         self._group, self._rank = group, group.rank
         self._stage = int(settings["zero_optimization"]["stage"])
         self._micro_batches = int(settings["gradient_accumulation_steps"])
+        if settings.get("clip_by_previous_norm"):
+            raise ConfigError(
+                "clip_by_previous_norm is true, and torch's optimizer is run as it is, which clips by the norm of its own "
+                "step. Leave it out, or take an optimizer that libzero has (AdamW, Adam, SGD, Adagrad, Adafactor, Muon)."
+            )
         self._clipping = float(settings["gradient_clipping"])
         self._largest = float(settings.get("gradient_clipping_value", 0.0))
         self._gradients: list[tuple[_Item, torch.Tensor]] = []

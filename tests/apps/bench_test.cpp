@@ -339,6 +339,27 @@ TEST_F(Bench, TimelineSimulatesEachStage) {
     EXPECT_GT(more["results"][1]["bytes"][resource], 0) << resource;
 }
 
+TEST_F(Bench, TimelineOfCpusUpdatesAsUnitsAreGathered) {
+  const auto stage3 = [&](const char* device, const char* hosts, const char* work) {
+    const auto json =
+        measure({"timeline", "--model",          tiny_model(), "--seq",         "16",   "--hosts",
+                 hosts,      "--ranks-per-host", "2",          "--bucket-size", "4096", "--stages",
+                 "3",        "--flops",          "1G",         "--link",        "200M", "--update",
+                 "1G",       "--device",         device,       "--link-work",   work},
+                {device});
+    return json["results"][1];
+  };
+  const auto device = stage3("cuda", "2", "0");
+  const auto cpu = stage3("cpu", "2", "0");
+  EXPECT_EQ(cpu["bytes"], device["bytes"]);
+  EXPECT_LT(cpu["step_ms"].get<double>(), device["step_ms"].get<double>());
+  // The processors carry the messages too.
+  EXPECT_GT(stage3("cpu", "2", "0.5")["compute_ms"].get<double>(), cpu["compute_ms"].get<double>());
+  // Ranks of one host read units where they lie, so that only gradients move.
+  EXPECT_LT(stage3("cpu", "1", "0")["bytes"]["link"].get<int64_t>(),
+            stage3("cuda", "1", "0")["bytes"]["link"].get<int64_t>());
+}
+
 TEST_F(Bench, TimelineSaysWhichSpeedIsMissing) {
   const std::vector<std::string> tiny{"timeline", "--model", tiny_model(), "--seq", "16"};
   const auto with = [&](std::vector<std::string> arguments) {

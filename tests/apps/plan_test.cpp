@@ -226,18 +226,29 @@ TEST(Plan, PrintsWhatEachOperatorTakes) {
   const auto file = nlohmann::json::parse(read_file(json));
   double products = 0;
   double update = 0;
+  int fused = 0;
   for (const auto& row : file.at("results")) {
     const auto name = row.at("operator").get<std::string>();
     const double flops = row.at("flops");
     const double bytes = row.at("bytes");
     if (row.at("module") == "h.*.mlp.c_proj") products += flops;
     if (name == "zero::update_") update = bytes;
+    if (name == "zero::linear_gelu_backward") {
+      // It reads the gradient, the weight and GELU's arguments, and writes a gradient of the last
+      // and of the bias: 2 bytes a number.
+      constexpr double kRows = 8 * 1024;
+      EXPECT_EQ(row.at("module"), "h.*.mlp.c_proj");
+      EXPECT_EQ(flops, 12 * 2.0 * kRows * 768 * 3072);
+      EXPECT_EQ(bytes, 12 * 2 * (kRows * (768 + 2 * 3072) + 768 * 3072 + 3072));
+      ++fused;
+    }
     // No row takes less than both of its bounds.
     const double least = std::max(flops / 800e12, bytes / 3e12) * 1e3;
     EXPECT_GE(row.at("ms").get<double>(), least * (1 - 1e-9)) << name;
   }
   EXPECT_GE(products, 12 * 6.0 * 8 * 1024 * 768 * 3072);
   EXPECT_NEAR(update / (28 * 124439808.0), 1, 1e-3);
+  EXPECT_EQ(fused, 1);
   EXPECT_THAT(plan({"--flops", "800T"}).err, HasSubstr("--flops is of --operators"));
 }
 

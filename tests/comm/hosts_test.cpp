@@ -13,14 +13,17 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/comm/world.h"
 #include "tests/support/message_of.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
+#include "zero/comm/link_clock.h"
 
 namespace zero::comm {
 namespace {
@@ -135,6 +138,102 @@ TEST_P(Hosts, AddLongArraysThroughAFewChunks) {
     EXPECT_TRUE(at::equal(first, at::full_like(first, sum)));
     EXPECT_TRUE(at::equal(slice, at::full_like(slice, sum)));
   });
+}
+
+// The clock is looked at between two looks at the link, and around both.
+LinkTimes link_during(Group& group, const std::function<void()>& body) {
+  using Clock = std::chrono::steady_clock;
+  const auto ms = [](Clock::duration time) {
+    return std::chrono::duration<double, std::milli>(time).count();
+  };
+  const auto before = Clock::now();
+  const auto first = group.link_times().value();
+  const auto begin = Clock::now();
+  body();
+  const auto end = Clock::now();
+  const auto last = group.link_times().value();
+  const auto after = Clock::now();
+  const auto link = last - first;
+  constexpr double kRounding = 1e-3;
+  EXPECT_GE(link.total(), ms(end - begin) - kRounding);
+  EXPECT_LE(link.total(), ms(after - before) + kRounding);
+  return link;
+}
+
+TEST_P(Hosts, KnowWhereTheirLinksStandStill) {
+  constexpr std::chrono::milliseconds kSleep(120);
+  const double most = 0.6 * static_cast<double>(kSleep.count());
+  on_hosts([&](Group& group) {
+    const auto computing = link_during(group, [&] { std::this_thread::sleep_for(kSleep); });
+    EXPECT_GT(computing.nothing_to_send, most);
+
+    auto sum = at::empty({100'000}, at::kFloat);
+    sum.fill_(1);
+    group.barrier();
+    const bool late = group.topology().host == 1;
+    const auto waiting = link_during(group, [&] {
+      if (late) std::this_thread::sleep_for(kSleep);
+      group.all_reduce(sum, "late").wait();
+    });
+    EXPECT_GT(late ? waiting.nothing_to_send : waiting.peer_late, most);
+
+    // Rails between threads take no time, so nearly all of it is packing.
+    auto packed = at::empty({500'000}, at::kFloat);
+    auto all = at::empty({packed.numel() * group.size()}, at::kFloat);
+    packed.fill_(1);
+    group.barrier();
+    const auto packing = link_during(
+        group, [&] { group.all_gather(all, packed, "packed", LinkWire{.packed = true}).wait(); });
+    EXPECT_GT(packing.processor, 0);
+    EXPECT_LT(packing.nothing_to_send, packing.total());
+  });
+}
+
+TEST(LinkTimes, CountAsBusyNoLongerThanTheMeasuredSpeedSays) {
+  LinkClock clock;
+  clock.set_speed({.bandwidth = 1e6, .latency = 1e-3});
+  const auto chunk = [&](int64_t bytes) {
+    const auto before = clock.times();
+    {
+      const LinkClock::CallScope call(clock);
+      const LinkClock::WaitScope wait(clock, LinkClock::Wait::arrival, bytes);
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    }
+    return clock.times() - before;
+  };
+  const auto late = chunk(10'000);
+  EXPECT_NEAR(late.busy, 2 * 10 + 1, 0.1);
+  EXPECT_GT(late.peer_late, 60 - 22);
+  EXPECT_EQ(chunk(int64_t{1} << 40).peer_late, 0);
+  EXPECT_EQ(chunk(0).peer_late, 0) << "whole messages come as fast as they can";
+}
+
+TEST(LinkTimes, SpeedIsMeasuredOnceAndAgreed) {
+  std::mutex mutex;
+  std::set<std::pair<double, double>> speeds;
+  run_as_hosts(2, 2, [&](std::shared_ptr<Group> group) {
+    EXPECT_FALSE(group->link_speed());
+    const auto speed = group->measure_link();
+    ASSERT_TRUE(speed);
+    EXPECT_GT(speed->bandwidth, 1e6);
+    EXPECT_GT(speed->latency, 0);
+    EXPECT_EQ(group->link_speed(), speed);
+    EXPECT_EQ(group->measure_link(), speed);
+    EXPECT_EQ(group->traffic().total().link_bytes, 0) << "it is counted as control";
+    const int first = group->topology().host * 2;
+    EXPECT_FALSE(group->subgroup(std::vector<int>{first, first + 1})->measure_link());
+    const std::lock_guard lock(mutex);
+    speeds.insert({speed->bandwidth, speed->latency});
+  });
+  EXPECT_EQ(speeds.size(), 1U);
+}
+
+TEST(LinkTimes, AreThoseOfSeveralHostsOnly) {
+  run_as_threads(2, [](std::shared_ptr<Group> group) {
+    EXPECT_FALSE(group->link_times());
+    EXPECT_FALSE(group->measure_link());
+  });
+  EXPECT_FALSE(single()->link_times());
 }
 
 TEST_P(Hosts, ControlCallsGoBesideTensors) {

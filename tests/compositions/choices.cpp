@@ -161,6 +161,11 @@ std::vector<Choice> make_choices() {
   all.push_back({"clipping",
                  {sets("0", 2, &Config::gradient_clipping, 0.0),
                   sets("0.05", 1, &Config::gradient_clipping, 0.05),
+                  rounding("by_previous_norm", 1,
+                           [](Config& c) {
+                             c.gradient_clipping = 0.05;
+                             c.clip_by_previous_norm = true;
+                           }),
                   rounding("by_value", 1, [](Config& c) { c.gradient_clipping_value = 1e-3; })}});
   all.push_back(
       {"optimizer",

@@ -421,6 +421,7 @@ Setup oracle_of(Setup setup) {
   plain.gradient_accumulation_steps = config.gradient_accumulation_steps;
   plain.gradient_clipping = config.gradient_clipping;
   plain.gradient_clipping_value = config.gradient_clipping_value;
+  plain.clip_by_previous_norm = config.clip_by_previous_norm;
   plain.unit_bytes = config.unit_bytes;
   plain.autocast = config.autocast;
   plain.quantised = config.quantised;

@@ -37,6 +37,7 @@
 #include "tests/device/models.h"
 #include "tests/optim/test_shard.h"
 #include "tests/support/message_of.h"
+#include "tests/support/operator_calls.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
 #include "zero/comm/group.h"
@@ -48,6 +49,7 @@
 #include "zero/models/gpt2/gpt2.h"
 #include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/feed_forward.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/layer_norm.h"
 #include "zero/models/layers/rms_norm.h"
@@ -57,6 +59,7 @@
 #include "zero/optim/operators.h"
 #include "zero/optim/sweeps.h"
 #ifdef ZERO_CHECK_SIMULATED
+#include "tests/device/own_operators.h"
 #include "tests/device/testing.h"
 #endif
 
@@ -79,6 +82,15 @@ c10::Device device(int index = 0) {
   if (checked().type == c10::kCPU) return c10::kCPU;
   return {checked().type, static_cast<c10::DeviceIndex>(index % checked().count)};
 }
+
+// While it lives, feed-forward layers use epilogues on every device that has them, and the
+// simulated one has them.
+class WithEpilogues {
+#ifdef ZERO_CHECK_SIMULATED
+  simulated::OwnOperators own_{"linear_gelu", "linear_gelu_backward"};
+#endif
+  Epilogues always_{EpilogueUse::always};
+};
 
 // --- Kernels
 
@@ -465,6 +477,78 @@ void expect_as_on_the_cpu(const std::vector<Tensor>& inputs, const Layer& layer,
   expect_near_by_norm(run(device(), dtype), expected, unit, what);
 }
 
+TEST(DeviceKernels, FeedForwardWithEpiloguesIsTheCpus) {
+  const WithEpilogues with_epilogues;
+  for (const auto dtype : optim::dtypes()) {
+    for (const auto& [rows, in, inner, out] : {std::array<int64_t, 4>{1, 8, 16, 8},
+                                               {37, 64, 256, 64},
+                                               {1000, 768, 3080, 768},
+                                               {33, 20, 36, 12}}) {
+      if (rows == 1000 && device().type() != c10::kCUDA) continue;  // it takes long
+      for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+        for (const bool biased : {true, false}) {
+          at::manual_seed(rows);
+          const auto matrix = [&](int64_t from, int64_t to) {
+            const bool in_out = layout == WeightLayout::in_out;
+            return at::randn({in_out ? from : to, in_out ? to : from}).div_(std::sqrt(from));
+          };
+          std::vector<Tensor> inputs{at::randn({2, rows, in}), matrix(in, inner),
+                                     matrix(inner, out)};
+          if (biased) {
+            inputs.push_back(at::randn({inner}));
+            inputs.push_back(at::randn({out}));
+          }
+          for (auto& input : inputs) input = input.to(dtype);
+          const test::OperatorCalls forward("zero::linear_gelu");
+          expect_as_on_the_cpu(
+              inputs,
+              [&](const std::vector<Tensor>& of) {
+                return std::vector<Tensor>{feed_forward(of[0], of[1], biased ? of[3] : Tensor(),
+                                                        of[2], biased ? of[4] : Tensor(), layout)};
+              },
+              fmt::format("{}, {} rows, {} to {} to {}, layout {}, {}", c10::toString(dtype), rows,
+                          in, inner, out, static_cast<int>(layout), biased));
+          const bool uses = !device().is_cpu() && dtype != at::kFloat && in % 8 == 0;
+          EXPECT_EQ(forward.count(), uses ? 1 : 0);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(DeviceKernels, FeedForwardWithEpiloguesMakesTheGradientsThatAreWanted) {
+  const WithEpilogues with_epilogues;
+  at::manual_seed(5);
+  std::vector<Tensor> all{at::randn({9, 16}), at::randn({16, 32}), at::randn({32}),
+                          at::randn({32, 8}), at::randn({8})};
+  const auto layer = [](const std::vector<Tensor>& of) {
+    return feed_forward(of[0], of[1], of[2], of[3], of[4], WeightLayout::in_out);
+  };
+  const auto gradients = [&](auto wanted) {
+    std::vector<Tensor> leaves;
+    for (size_t i = 0; i < all.size(); ++i)
+      leaves.push_back(all[i].to(device()).to(at::kBFloat16).detach().requires_grad_(wanted(i)));
+    layer(leaves).sum().backward();
+    std::vector<Tensor> found;
+    for (const auto& leaf : leaves) found.push_back(leaf.grad());
+    return found;
+  };
+  const auto expected = gradients([](size_t) { return true; });
+  for (size_t alone = 0; alone < all.size(); ++alone) {
+    const auto found = gradients([&](size_t i) { return i == alone; });
+    for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(found[i].defined(), i == alone) << i;
+    EXPECT_TRUE(at::equal(found[alone], expected[alone])) << alone;
+  }
+  const auto x = all[0].to(device()).to(at::kBFloat16).requires_grad_();
+  std::vector<Tensor> layers{x};
+  for (size_t i = 1; i < all.size(); ++i) layers.push_back(all[i].to(device()).to(at::kBFloat16));
+  if (device().is_cpu()) return;
+  EXPECT_THAT(message_of<Error>(
+                  [&] { layer(layers).sum().backward({}, std::nullopt, /*create_graph=*/true); }),
+              HasSubstr("feed_forward has no second derivative"));
+}
+
 TEST(DeviceKernels, LayersOfLlamaAreTheCpus) {
   for (const auto dtype : optim::dtypes()) {
     if (device().type() != c10::kCUDA && dtype != at::kFloat) continue;
@@ -735,6 +819,21 @@ TEST(DeviceTraining, HasTheSameBitsAtEveryStage) {
         SCOPED_TRACE(describe(setting));
         EXPECT_TRUE(on_devices(setting) == first);
       }
+    }
+  }
+}
+
+TEST(DeviceTraining, WithEpiloguesIsTheCpusAndHasTheSameBitsAtEveryStage) {
+  const WithEpilogues with_epilogues;
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    Setting setting{.stage = 0, .ranks = 2, .dtype = dtype, .optimizer = kSgd};
+    const test::OperatorCalls backward("zero::linear_gelu_backward");
+    const auto first = on_devices(setting);
+    EXPECT_EQ(backward.count() > 0, !device().is_cpu());
+    expect_near(first, on_cpu(setting), tolerance(dtype));
+    for (setting.stage = 1; setting.stage <= 3; ++setting.stage) {
+      SCOPED_TRACE(describe(setting));
+      EXPECT_TRUE(on_devices(setting) == first);
     }
   }
 }

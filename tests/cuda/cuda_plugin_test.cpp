@@ -42,6 +42,7 @@ TEST(DevicePlugin, OfCudaBringsItsOperatorsOrSaysWhatIsMissing) {
   const bool loaded = message.empty() || message.find("finds no CUDA device") != std::string::npos;
   EXPECT_EQ(has_kernel("zero::update_"), loaded) << message;
   EXPECT_EQ(has_kernel("zero::squared_norm_"), loaded) << message;
+  EXPECT_EQ(has_kernel("zero::linear_gelu"), loaded) << message;
   if (!loaded) {
     EXPECT_THAT(message, AnyOf(HasSubstr("libtorch_cuda.so"), HasSubstr("libzero_cuda.so:")));
   }

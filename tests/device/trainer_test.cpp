@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "tests/device/backend.h"
+#include "tests/device/own_operators.h"
 #include "tests/device/testing.h"
+#include "tests/support/operator_calls.h"
 #include "tests/train/tiny_run.h"
 #include "zero/train/monitor.h"
 
@@ -55,6 +57,7 @@ class TrainerOnDevices : public ::testing::Test {
   template <class RunRanks>
   Heard run(const RunRanks& ranks, int stage, int64_t accumulate = 1, bool layer_major = false) {
     Config config;
+    config.bf16 = bf16_;
     config.stage = stage;
     config.gradient_accumulation_steps = accumulate;
     config.layer_major_accumulation = layer_major;
@@ -77,6 +80,7 @@ class TrainerOnDevices : public ::testing::Test {
 
   test::TemporaryFolder folder_;
   train::Options options_;
+  bool bf16_ = false;
 };
 
 TEST_F(TrainerOnDevices, EachStageHasTheSameLossesNearTheCpus) {
@@ -95,6 +99,20 @@ TEST_F(TrainerOnDevices, LayersMayPassAllMicroBatchesBeforeTheNext) {
   const auto first = on_devices(2, 2, true);
   EXPECT_EQ(first.losses.size(), 4U);
   EXPECT_EQ(on_devices(3, 2, true), first);
+}
+
+// GELU and a bias's gradient in the products, as a GPU may have them: no report, the losses of each
+// stage the same, and near those without.
+TEST_F(TrainerOnDevices, FeedForwardLayersMayUseEpilogues) {
+  configure({});
+  bf16_ = true;
+  const auto without = on_devices(0);
+  const OwnOperators own{"linear_gelu", "linear_gelu_backward"};
+  const test::OperatorCalls backward("zero::linear_gelu_backward");
+  const auto first = on_devices(0);
+  EXPECT_EQ(backward.count(), 2 * 4);  // layers, steps
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(first.losses[i], without.losses[i], 1e-2);
+  for (const int stage : {2, 3}) EXPECT_EQ(on_devices(stage, 1), first) << stage;
 }
 
 TEST_F(TrainerOnDevices, AResumedRunGoesOnAsIfItHadNotEnded) {

@@ -319,6 +319,34 @@ TEST(PrefetchDistance, ChangesNeitherResultsNorTraffic) {
   EXPECT_EQ(sent.size(), 1U);
 }
 
+TEST(PrefetchDistance, IsChosenBetweenHostsFromWhatIsMeasured) {
+  std::mutex mutex;
+  std::set<int64_t> chosen;
+  comm::run_as_hosts(2, 1, [&](auto group) {
+    Chain net;
+    auto given = with_room({.link = 1e9});
+    Engine told(net, AdamW{}, given, group);
+    EXPECT_FALSE(group->link_speed()) << "it was measured although it is given";
+    for (int i = 0; i < 2; ++i) step(told, net);
+    EXPECT_EQ(told.schedule(), nullptr);
+  });
+  comm::run_as_hosts(2, 1, [&](auto group) {
+    Chain net;
+    Engine engine(net, AdamW{}, with_room({}), group);
+    ASSERT_TRUE(group->link_speed());
+    step(engine, net);
+    EXPECT_EQ(engine.pager()->prefetch(), 3 * kUnitBytes);
+    EXPECT_EQ(engine.schedule(), nullptr);
+    step(engine, net);
+    ASSERT_NE(engine.schedule(), nullptr);
+    EXPECT_EQ(engine.schedule()->prefetch_bytes, engine.pager()->prefetch());
+    const std::lock_guard lock(mutex);
+    chosen.insert(engine.pager()->prefetch());
+  });
+  ASSERT_EQ(chosen.size(), 1U);
+  EXPECT_LE(*chosen.begin(), 3 * kUnitBytes);
+}
+
 // Read in place, nothing is gathered and nothing chosen: no operator is observed.
 TEST(PrefetchDistance, IsLeftWhereUnitsAreReadInPlace) {
   comm::run_as_threads(2, [](auto group) {

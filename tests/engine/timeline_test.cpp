@@ -182,6 +182,31 @@ TEST(StepSpans, NameUnits) {
   });
 }
 
+// The link need not wait for the update of all units.
+TEST(StepSpans, AUnitIsSentAsSoonAsItIsUpdated) {
+  for (int stage = 1; stage <= 2; ++stage) {
+    run_in(kTwoByOne, [&](const std::shared_ptr<comm::Group>& group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, AdamW{}, clipped(stage, true), group);
+      StepProfile profile(*group);
+      run_step(engine, *net, profile.timeline(), 0);
+      profile.stop();
+      std::vector<Span> spans;
+      for (const auto& span : profile.timeline().spans()) {
+        if (span.activity == Activity::update || span.activity == Activity::gather)
+          spans.push_back(span);
+      }
+      std::ranges::sort(spans, {}, &Span::begin);
+      ASSERT_EQ(spans.size(), 2 * static_cast<size_t>(engine.layout().unit_count()));
+      for (size_t i = 0; i < spans.size(); i += 2) {
+        EXPECT_EQ(spans[i].activity, Activity::update);
+        EXPECT_EQ(spans[i + 1].activity, Activity::gather);
+        EXPECT_EQ(spans[i].label(), spans[i + 1].label());
+      }
+    });
+  }
+}
+
 TEST(StepProfile, IsOneAtATime) {
   const auto group = comm::single();
   StepProfile first(*group);
@@ -343,7 +368,7 @@ TEST(ChromeTrace, PutsWhatIsUnderWayAtOnceOnLinesOfItsOwn) {
       {{.rank = 0,
         .spans = {span(Activity::gather, 1000, 5000, "a"), span(Activity::gather, 2000, 3000, "b"),
                   span(Activity::gather, 5000, 6000, "c")}}},
-      3));
+      3, comm::LinkSpeed{.bandwidth = 125e6, .latency = 0.25e-3}));
   std::map<std::string, int64_t> line;
   for (const auto& event : trace["traceEvents"]) {
     if (event["ph"] == "X") line[event["name"]] = event["tid"];
@@ -351,6 +376,8 @@ TEST(ChromeTrace, PutsWhatIsUnderWayAtOnceOnLinesOfItsOwn) {
   EXPECT_NE(line.at("a"), line.at("b"));
   EXPECT_EQ(line.at("a"), line.at("c"));
   EXPECT_EQ(trace["otherData"]["dropped_spans"], 3);
+  EXPECT_EQ(trace["otherData"]["link_bytes_per_s"], 125e6);
+  EXPECT_EQ(trace["otherData"]["link_latency_ms"], 0.25);
 }
 
 TEST(ChromeTrace, BringsHostsClocksTogetherAndQuotesNames) {

@@ -4,13 +4,18 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "tests/engine/net.h"
 #include "tests/engine/offload_runs.h"
+#include "tests/engine/worlds.h"
 #include "tests/support/message_of.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/error.h"
@@ -22,6 +27,7 @@ namespace zero {
 namespace {
 
 using comm::run_as_threads;
+using testing::AllOf;
 using testing::HasSubstr;
 
 Config offloaded(const Config& c, const TemporaryFolder& folder) {
@@ -302,12 +308,214 @@ TEST(UpdateInBackward, ContradictionsOfTheConfigurationAreNamed) {
   };
   EXPECT_EQ(refused([](Config&) {}), "nothing was thrown");
   EXPECT_THAT(refused([](Config& c) { c.gradient_clipping = 1; }),
-              HasSubstr("gradient_clipping is 1"));
+              AllOf(HasSubstr("gradient_clipping is 1"), HasSubstr("clip_by_previous_norm")));
+  EXPECT_EQ(refused([](Config& c) {
+              c.gradient_clipping = 1;
+              c.clip_by_previous_norm = true;
+            }),
+            "nothing was thrown");
+  EXPECT_THAT(refused([](Config& c) { c.clip_by_previous_norm = true; }),
+              HasSubstr("clip_by_previous_norm is true, but gradient_clipping is 0"));
   EXPECT_THAT(refused([](Config& c) { c.stage = 1; }), HasSubstr("the stage is 1"));
   EXPECT_THAT(refused([](Config& c) { c.offload_optimizer.delayed_update_after = 1; }),
               HasSubstr("delayed_update_after"));
   EXPECT_THAT(refused([](Config& c) { c.gradient_accumulation_steps = 2; }),
               HasSubstr("layer_major_accumulation"));
+}
+
+constexpr double kLargest = 0.25;
+
+Config by_previous_norm(Config c) {
+  c.gradient_clipping = kLargest;
+  c.clip_by_previous_norm = true;
+  return c;
+}
+
+// The factor of a step after one with the norm `before`.
+double factor_after(std::optional<double> before) {
+  return before && *before > kLargest ? kLargest / (*before + 1e-6) : 1;
+}
+
+const Sgd kSgd{.lr = 0.2};
+
+// Losses of rank 0 and norms, by the formula.
+Outcome by_hand(int ranks, int64_t steps) {
+  Outcome mine;
+  Net net;
+  std::optional<double> before;
+  for (int64_t step = 0; step < steps; ++step) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto loss = loss_of(net, rank, step);
+      loss.backward();
+      if (rank == 0) mine.losses.push_back(loss.item<float>());
+    }
+    double squares = 0;
+    for (const auto& p : net.parameters())
+      squares += (p.grad() / ranks).square().sum().item<double>();
+    mine.norms.push_back(std::sqrt(squares));
+    const torch::NoGradGuard guard;
+    for (const auto& p : net.parameters()) {
+      p.sub_(p.grad(), kSgd.lr * factor_after(before) / ranks);
+      p.mutable_grad() = at::Tensor();
+    }
+    before = mine.norms.back();
+  }
+  return mine;
+}
+
+TEST(ClipByPreviousNorm, EqualsTheFormula) {
+  constexpr size_t kSteps = 6;
+  for (int ranks = 1; ranks <= 2; ++ranks) {
+    const auto expected = by_hand(ranks, kSteps);
+    EXPECT_GT(expected.norms.front(), 1.2 * kLargest) << "the second step is clipped";
+    std::optional<std::vector<at::Tensor>> first;
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const bool early : {false, true}) {
+        if (early && stage < 2) continue;
+        SCOPED_TRACE(testing::Message() << ranks << " ranks, stage " << stage << ", " << early);
+        const auto ours = of_rank_zero(ranks, [&](auto group) {
+          auto net = std::make_shared<Net>();
+          auto c = by_previous_norm(config(stage));
+          c.update_in_backward = early;
+          Engine engine(net, kSgd, c, group);
+          for (size_t i = 0; i < kSteps; ++i) {
+            const auto loss = loss_of(*net, group->rank(), static_cast<int64_t>(i));
+            if (group->rank() == 0) {
+              EXPECT_NEAR(loss.template item<float>(), expected.losses[i], 1e-5);
+            }
+            engine.backward(loss);
+            EXPECT_NEAR(engine.step().grad_norm, expected.norms[i], 1e-5);
+          }
+          return weights(engine);
+        });
+        if (!first) first = ours;
+        expect_equal(ours, *first);
+      }
+    }
+  }
+}
+
+// On one host some units are not whole on a rank in the first step, and wait for its end.
+TEST(ClipByPreviousNorm, GivesTheSameBitsAtEveryStage) {
+  const auto run = [](World world, const Config& c) {
+    return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+      auto model = std::make_shared<Uneven>();
+      Engine engine(model, kSgd, c, group);
+      Outcome mine;
+      const int64_t k = c.gradient_accumulation_steps;
+      for (int64_t i = 0; i < 4 * k; ++i) {
+        engine.backward(model->loss(group->rank(), i, world.hosts > 1 || k > 1));
+        // Backward has begun updates with the largest norm of before.
+        const auto lower = [&](bool before_step) {
+          if (i == 2 * k && before_step == c.update_in_backward)
+            engine.set_gradient_clipping(kLargest / 2);
+        };
+        lower(true);
+        const auto result = engine.step();
+        lower(false);
+        if (result.boundary) mine.norms.push_back(result.grad_norm);
+      }
+      mine.weights = weights(engine);
+      return mine;
+    });
+  };
+  for (const auto world : {World{1, 2}, kTwoByOne}) {
+    for (const bool bf16 : {false, true}) {
+      for (const int64_t k : {1, 2}) {
+        std::optional<Outcome> expected;
+        // Stage 1 adds several micro-batches in another order.
+        for (int stage = k > 1 ? 2 : 1; stage <= 3; ++stage) {
+          for (const bool early : {false, true}) {
+            if (early && (k > 1 || stage < 2)) continue;
+            SCOPED_TRACE(testing::Message() << world.hosts << " hosts, bf16 " << bf16 << ", k " << k
+                                            << ", stage " << stage << ", " << early);
+            auto c = by_previous_norm(config(stage, bf16, k));
+            c.update_in_backward = early;
+            const auto ours = run(world, c);
+            if (!expected) expected = ours;
+            EXPECT_EQ(ours.norms, expected->norms);
+            expect_equal(ours.weights, expected->weights);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ClipByPreviousNorm, ACheckpointHasTheNorm) {
+  const TemporaryFolder folder;
+  const auto save = (folder.path() / "save").string();
+  double norm = 0;  // of the step before the save
+  for (const bool full : {false, true}) {
+    const auto run = [&](const Config& c, bool resumes) {
+      return of_rank_zero(2, [&](auto group) {
+        auto net = std::make_shared<Net>();
+        std::optional<Engine> engine;
+        engine.emplace(net, kSgd, c, group);
+        train(*engine, *net, 1);
+        engine->backward(loss_of(*net, group->rank(), 1));
+        const auto before = engine->step().grad_norm;
+        if (resumes) {
+          full ? engine->save_full(save) : engine->save(save);
+          train(*engine, *net, 1, 7);
+          engine.reset();
+          net = std::make_shared<Net>();
+          engine.emplace(net, kSgd, c, group);
+          full ? engine->load_full(save) : static_cast<void>(engine->load(save));
+        }
+        if (group->rank() == 0) norm = before;
+        train(*engine, *net, 2, 2);
+        return weights(*engine);
+      });
+    };
+    for (int stage = 2; stage <= 3; ++stage) {
+      for (const bool early : {false, true}) {
+        SCOPED_TRACE(testing::Message() << "full " << full << ", stage " << stage << ", " << early);
+        auto c = by_previous_norm(config(stage));
+        c.update_in_backward = early;
+        expect_equal(run(c, true), run(c, false));
+      }
+    }
+    // One rank goes on with the norm of two.
+    ASSERT_GT(norm, 1.2 * kLargest);
+    auto net = std::make_shared<Net>();
+    Engine engine(net, kSgd, in_backward(by_previous_norm(config(2))));
+    full ? engine.load_full(save) : static_cast<void>(engine.load(save));
+    const auto before = weights(engine);
+    auto alone = std::make_shared<Net>();
+    {
+      const torch::NoGradGuard guard;
+      for (size_t i = 0; i < before.size(); ++i) alone->parameters()[i].copy_(before[i]);
+    }
+    loss_of(*alone, 0, 9).backward();
+    engine.backward(loss_of(*net, 0, 9));
+    engine.step();
+    for (size_t i = 0; i < before.size(); ++i) {
+      const auto clipped = alone->parameters()[i].grad() * (kSgd.lr * factor_after(norm));
+      EXPECT_TRUE(torch::allclose(weights(engine)[i], before[i] - clipped, 1e-5, 1e-6));
+    }
+    std::filesystem::remove_all(save);
+  }
+}
+
+// A step that is left out leaves the norm of the one before it.
+TEST(ClipByPreviousNorm, AStepThatIsLeftOutLeavesTheNorm) {
+  const auto run = [](bool leaves_out) {
+    return of_rank_zero(2, [&](auto group) {
+      auto net = std::make_shared<Net>();
+      Engine engine(net, kSgd, by_previous_norm(config(3)), group);
+      train(engine, *net, 1);
+      if (leaves_out) {
+        engine.backward(loss_of(*net, group->rank(), 5) * std::numeric_limits<double>::infinity());
+        EXPECT_FALSE(engine.step().updated);
+        engine.backward(loss_of(*net, group->rank(), 5) * 100);
+        EXPECT_FALSE(engine.step(false).updated);
+      }
+      train(engine, *net, 2, 1);
+      return weights(engine);
+    });
+  };
+  expect_equal(run(true), run(false));
 }
 
 }  // namespace

@@ -246,12 +246,16 @@ def names_the_ranks_of_a_dead_launcher(victim):
     return f"after {took:.1f} s"
 
 
-def losses_in(folder, status, text):
+def steps_in(folder, status, text):
     check(status == 0, f"the launcher ended with status {status}", text)
     lines = (json.loads(line) for line in (pathlib.Path(folder) / "run" / "log.jsonl").read_text().splitlines())
-    losses = [line["loss"] for line in lines if "event" not in line]
-    check(len(losses) == 20, f"{len(losses)} steps were logged", text)
-    return losses
+    steps = [line for line in lines if "event" not in line]
+    check(len(steps) == 20, f"{len(steps)} steps were logged", text)
+    return steps
+
+
+def losses_in(folder, status, text):
+    return [step["loss"] for step in steps_in(folder, status, text)]
 
 
 @functools.cache
@@ -267,8 +271,13 @@ def trains(launcher, count, ranks, same):
     with tempfile.TemporaryDirectory() as folder:
         (status, carried), text = output_of(
             lambda out: hosts.run(launcher, count, ranks, training_command(folder), zero=ZERO, output=out))
-        losses = losses_in(folder, status, text)
+        steps = steps_in(folder, status, text)
+    losses = [step["loss"] for step in steps]
     check(losses == same(), f"the losses are {losses}, not {same()}", text)
+    for step in steps:
+        parts = step["link"]
+        check(abs(sum(parts.values()) - step["step_ms"]) < 1, f"the link's times {parts} are not those of the step", text)
+    check(all(step["link"]["busy_ms"] > 0 for step in steps), "the link was never busy in a step", text)
     return f"loss {losses[0]:.4f} to {losses[-1]:.4f}; a host's cable carried {carried[0].sent / 1e6:.2f} MB out"
 
 
@@ -340,7 +349,8 @@ def bytes_of_steps(count, ranks, steps, sharding):
         check(status == 0, f"the launcher ended with status {status}", text)
         lines = (json.loads(line) for line in (pathlib.Path(folder) / "run" / "log.jsonl").read_text().splitlines())
         ledger = next(line for line in lines if line.get("event") == "traffic")["per_rank"]
-    sent = [sum(part["link_bytes"] for part in rank.values() if isinstance(part, dict)) for rank in ledger]
+    sent = [sum(part["link_bytes"] for part in rank.values() if isinstance(part, dict) and "link_bytes" in part)
+            for rank in ledger]
     return carried, [sum(sent[h * ranks:(h + 1) * ranks]) for h in range(count)]
 
 

@@ -1,6 +1,7 @@
 #include "zero/models/layers/linear.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -8,9 +9,12 @@
 #include <torch/types.h>
 
 #include <memory>
+#include <optional>
+#include <tuple>
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/models/layers/feed_forward.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/matmul.h"
 
@@ -140,6 +144,72 @@ TEST(GeluLinear, SaysThatItHasNoSecondDerivative) {
   EXPECT_THROW(torch::autograd::grad({gelu_linear(l.x, l.weight, l.bias).sum()}, {l.x}, {},
                                      std::nullopt, /*create_graph=*/true),
                Error);
+}
+
+// The operators of Note [Epilogues of products], beside what autograd makes of their parts in fp64.
+TEST(FeedForward, HasOperatorsThatEqualTheirPartsAndTheirDerivatives) {
+  using OptionalTensor = std::optional<at::Tensor>;
+  using Forward = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                     const OptionalTensor&, bool);
+  using Backward = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                              const OptionalTensor&, bool);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto forward = dispatcher.findSchemaOrThrow("zero::linear_gelu", "").typed<Forward>();
+  const auto backward =
+      dispatcher.findSchemaOrThrow("zero::linear_gelu_backward", "").typed<Backward>();
+  at::manual_seed(4);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    const double tolerance = dtype == at::kBFloat16 ? 1e-2 : dtype == at::kHalf ? 2e-3 : 2e-6;
+    for (const auto [rows, in, inner, out] :
+         {std::array<int64_t, 4>{3, 5, 7, 4}, {1, 8, 16, 8}, {70, 96, 200, 33}, {0, 8, 16, 8}}) {
+      for (const bool transposed : {false, true}) {
+        for (const bool biased : {false, true}) {
+          const auto matrix = [&](int64_t from, int64_t to) {
+            return random({transposed ? to : from, transposed ? from : to}, dtype);
+          };
+          const auto x = random({rows, in}, dtype), dy = random({rows, out}, dtype);
+          const auto first = matrix(in, inner), second = matrix(inner, out);
+          const auto bias = biased ? OptionalTensor(random({inner}, dtype)) : std::nullopt;
+
+          const auto [h, y] = forward.call(x, first, bias, transposed);
+          auto expected_h = x.to(at::kDouble).mm((transposed ? first.t() : first).to(at::kDouble));
+          if (bias) expected_h += bias->to(at::kDouble);
+          EXPECT_LT(linear_error(h, expected_h), tolerance);
+          EXPECT_LT(linear_error(y, at::gelu(h.to(at::kDouble), "tanh")), tolerance);
+
+          const auto h64 = h.to(at::kDouble).clone().requires_grad_();
+          at::gelu(h64, "tanh")
+              .mm((transposed ? second.t() : second).to(at::kDouble))
+              .backward(dy.to(at::kDouble));
+          const auto sums =
+              biased ? OptionalTensor(at::full({inner}, 7, h.options())) : std::nullopt;
+          const auto dh = backward.call(dy, second, h, sums, transposed);
+          EXPECT_LT(linear_error(dh, h64.grad()), tolerance);
+          if (sums) {
+            EXPECT_LT(linear_error(*sums, h64.grad().sum(0)), 2 * tolerance);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(FeedForward, EqualsItsLayersBitForBitOnTheCpu) {
+  at::manual_seed(5);
+  const Epilogues where_there_are_some(EpilogueUse::always);
+  for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const auto l = layer(layout, dtype, true);
+      const auto second = random({200, 200}, dtype).requires_grad_();
+      const auto y = feed_forward(l.x, l.weight, l.bias, second, at::Tensor(), layout);
+      const auto expected =
+          gelu_linear(linear(l.x, l.weight, l.bias, layout), second, at::Tensor(), layout);
+      EXPECT_TRUE(at::equal(y, expected));
+      const auto mine = gradients(l, y);
+      const auto theirs = gradients(l, expected);
+      for (size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(at::equal(mine[i], theirs[i]));
+    }
+  }
 }
 
 TEST(Linear, LeavesOutWhatIsFrozen) {

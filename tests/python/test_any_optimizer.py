@@ -308,6 +308,8 @@ def test_refusals(group):
         shard(torch.optim.RMSprop, nn.Sequential(nn.Embedding(8, 4, sparse=True)), stage=1)
     with expect(libzero.ConfigError, "fp16", "bf16=True"):
         shard(torch.optim.RMSprop, stage=1, fp16=True)
+    with expect(libzero.ConfigError, "clip_by_previous_norm", "as it is"):
+        shard(torch.optim.RMSprop, stage=1, gradient_clipping=1.0, clip_by_previous_norm=True)
     with expect(libzero.ConfigError, "1 parameters that the model does not have"):
         libzero.shard(mlp(), torch.optim.RMSprop([nn.Parameter(torch.zeros(2))]), stage=1)
     model = mlp()

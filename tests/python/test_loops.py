@@ -201,6 +201,19 @@ def test_arguments_of_clipping(group):
             nn.utils.clip_grad_value_(pair.plain.parameters(), 0.01)
             pair.update()
         pair.close((kind, "by value"))
+    for _, pair in pairs(group, ("SGD",), gradient_clipping=0.01, clip_by_previous_norm=True):
+        norm = None
+        for step in range(3):
+            pair.backward(step)
+            if step == 1:
+                with expect(libzero.ConfigError, "clip_by_previous_norm"):
+                    pair.opt.clip_grad_norm_(1.0)
+            factor = 1 if norm is None else min(1, 0.01 / (norm + 1e-6))
+            norm = float(nn.utils.get_total_norm([p.grad for p in pair.plain.parameters()]))
+            for p in pair.plain.parameters():
+                p.grad *= factor
+            pair.update()
+        pair.close("by the norm of the step before")
 
 
 @ranks(2)

@@ -50,12 +50,14 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     info.config_json = R"({"engine": {}, "train": {"seq": 8}, "model": {}})";
     info.parameters = 77;
     info.ranks = 2;
+    info.link = comm::LinkSpeed{.bandwidth = 125e6, .latency = 0.25e-3};
     monitor->begin(info);
     train::StepReport step{.step = 1, .loss = 3.1F, .grad_norm = 0.1, .lr = 1e-3};
     step.loss_scale = 65536;
     step.step_ms = 20;
     step.breakdown = Breakdown{.forward = 5, .backward = 9, .step = 3, .gather = 1, .update = 2};
     step.notices = {"Rank 1 is slow."};
+    step.link = {.busy = 8, .nothing_to_send = 7, .processor = 3, .peer_late = 2};
     step.skipped = true;
     monitor->step(step);
     monitor->validation({.step = 1,
@@ -71,12 +73,15 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     std::vector<train::RankTraffic> traffic(2);
     traffic[0].counts[0].logical_bytes = 100;
     traffic[0].formula[0] = 101;
+    traffic[0].link = step.link;
     monitor->traffic(traffic, 1);
     monitor->end({.steps = 1, .seconds = 2, .reason = "finished", .model_file = "m"});
   }
   for (const auto& log : {read_log(folder.path()), read_log(file)}) {
     EXPECT_EQ(log.parameters, 77);
     EXPECT_EQ(log.ranks, 2);
+    EXPECT_EQ(log.link.value().bandwidth, 125e6);
+    EXPECT_EQ(log.link.value().latency, 0.25e-3);
     EXPECT_EQ(log.setting("train.seq"), "8");
     ASSERT_EQ(log.steps.size(), 1U);
     EXPECT_EQ(static_cast<float>(log.steps[0].loss), 3.1F);
@@ -92,6 +97,10 @@ TEST(RunLog, HasWhatTheMonitorWrote) {
     EXPECT_EQ(log.memory.at(1).total.peak, 8);
     EXPECT_EQ(log.traffic.at(0).counts[0].logical_bytes, 100);
     EXPECT_EQ(log.traffic.at(0).formula[0], 101);
+    const comm::LinkTimes link{.busy = 8, .nothing_to_send = 7, .processor = 3, .peer_late = 2};
+    EXPECT_EQ(log.steps[0].link, link);
+    EXPECT_EQ(log.traffic[0].link, link);
+    EXPECT_FALSE(log.traffic[1].link);
     ASSERT_TRUE(log.end);
     EXPECT_EQ(log.end->reason, "finished");
     EXPECT_FALSE(log.cut);

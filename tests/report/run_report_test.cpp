@@ -87,6 +87,20 @@ TEST(Report, HasTheFiguresOfTheRun) {
     EXPECT_THAT(page, HasSubstr(says));
 }
 
+TEST(Report, ShowsWhereALinkStoodStill) {
+  auto run = some_run();
+  EXPECT_THAT(report({run}), Not(HasSubstr("The link between hosts")));
+  for (auto& step : run.steps)
+    step.link = {.busy = 5, .nothing_to_send = 2, .processor = 2, .peer_late = 1};
+  run.traffic[0].link = {.busy = 5000, .nothing_to_send = 2000};
+  run.traffic[0].counts[0].link_bytes = int64_t{10'000'000};
+  const auto page = report({run, some_run()});
+  EXPECT_EQ(fault_of(page), "");
+  for (const auto* says : {"The link between hosts", "nothing to send", "processor busy",
+                           "peer late", "2.0 MB a second"})
+    EXPECT_THAT(page, HasSubstr(says));
+}
+
 TEST(Report, NeedsNothingElse) {
   const auto page = report({some_run(), some_run()});
   for (const auto* never :

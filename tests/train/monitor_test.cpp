@@ -131,7 +131,17 @@ RankTraffic traffic_of_two_hosts() {
   traffic.counts[static_cast<size_t>(comm::Collective::control)] = {1, 30, 512, 256};
   traffic.link_formula[static_cast<size_t>(comm::Collective::all_gather)] = 3072;
   traffic.link_formula[static_cast<size_t>(comm::Collective::reduce_scatter)] = 1024;
+  traffic.link = {.busy = 4, .nothing_to_send = 3, .processor = 2, .peer_late = 1};
   return traffic;
+}
+
+TEST_F(JsonlTest, TellsHowFastTheLinkIs) {
+  RunInfo info;
+  info.config_json = "{}";
+  info.link = comm::LinkSpeed{.bandwidth = 125e6, .latency = 0.25e-3};
+  jsonl_monitor(path_, false)->begin(info);
+  EXPECT_EQ(lines_of(path_).at(1),
+            Json({{"event", "link"}, {"bytes_per_s", 125e6}, {"latency_ms", 0.25}}));
 }
 
 TEST_F(JsonlTest, TellsWhatCrossesBetweenHostsWhereThereAreSeveral) {
@@ -148,6 +158,10 @@ TEST_F(JsonlTest, TellsWhatCrossesBetweenHostsWhereThereAreSeveral) {
                                         {"link_bytes", 2048},
                                         {"link_formula", 3072}}));
   EXPECT_EQ(of_two["control"]["link_bytes"], 256);
+  EXPECT_EQ(of_two["link"], Json({{"busy_ms", 4.0},
+                                  {"nothing_to_send_ms", 3.0},
+                                  {"processor_ms", 2.0},
+                                  {"peer_late_ms", 1.0}}));
   EXPECT_FALSE(of_two["control"].contains("link_formula"));
   const auto& of_one = lines[1]["per_rank"][0];
   EXPECT_FALSE(of_one["all_gather"].contains("link_bytes"));
@@ -226,6 +240,7 @@ TEST(Console, ShowsWhatCrossesBetweenHostsWhereThereAreSeveral) {
   };
   auto of_one = traffic_of_two_hosts();
   of_one.hosts = 1;
+  of_one.link.reset();
   const auto before = shown(of_one);
   EXPECT_THAT(before, ::testing::Not(::testing::HasSubstr("between hosts")));
   const auto text = shown(traffic_of_two_hosts());
@@ -234,7 +249,14 @@ TEST(Console, ShowsWhatCrossesBetweenHostsWhereThereAreSeveral) {
             "\ntraffic a step by link, bytes (formula beside)\n"
             "  rank  inside hosts              between hosts\n"
             "     0      2.50 KiB      5.00 KiB   (2.00 KiB)\n"
-            "     1      2.50 KiB      5.00 KiB   (2.00 KiB)\n");
+            "     1      2.50 KiB      5.00 KiB   (2.00 KiB)\n"
+            "\nlink between hosts, ms a step\n"
+            "  rank             busy  nothing to send   processor busy        peer late       "
+            "busy, MB/s\n"
+            "     0              2.0              1.5              1.0              0.5            "
+            "  2.6\n"
+            "     1              2.0              1.5              1.0              0.5            "
+            "  2.6\n");
 }
 
 TEST(Jsonl, NamesTheFileThatCannotBeWritten) {

@@ -83,6 +83,7 @@ Json json_of(const Manifest& manifest) {
     json["loss_scale"] = {
         {"scale", scale->scale}, {"clean", scale->clean}, {"hysteresis", scale->hysteresis}};
   }
+  if (manifest.grad_norm) json["grad_norm"] = *manifest.grad_norm;
   for (const auto& group : manifest.groups) json["groups"].push_back(Json::parse(group));
   for (const auto& each : manifest.parameters) json["parameters"].push_back(json_of(each));
   for (const auto& [name, dtype, shape] : manifest.buffers) {
@@ -191,6 +192,11 @@ Manifest manifest_of(const Json& json) {
     manifest.loss_scale = LossScaleState{.scale = scale.at("scale").get<double>(),
                                          .clean = scale.at("clean").get<int64_t>(),
                                          .hysteresis = scale.at("hysteresis").get<int64_t>()};
+  }
+  if (json.contains("grad_norm")) {
+    manifest.grad_norm = json.at("grad_norm").get<double>();
+    if (!(*manifest.grad_norm >= 0))
+      throw CheckpointError(fmt::format("has the gradient norm {}", *manifest.grad_norm));
   }
   for (const auto& group : json.at("groups")) manifest.groups.push_back(group.dump());
   for (const auto& each : json.at("parameters")) manifest.parameters.push_back(parameter_of(each));

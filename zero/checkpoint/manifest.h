@@ -90,6 +90,9 @@ struct Manifest {
   std::string configuration = "{}";
   int64_t steps = 0;
   std::optional<LossScaleState> loss_scale;
+  /// Norm of the mean gradient in the last step that updated with finite gradients, before
+  /// clipping. The next step may be clipped by it (Config::clip_by_previous_norm).
+  std::optional<double> grad_norm;
   std::vector<std::string> groups;  ///< optimizer and hyper-parameters of each, as JSON text
   std::vector<Parameter> parameters;
   std::vector<TensorInfo> buffers;

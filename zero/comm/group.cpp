@@ -21,6 +21,9 @@
 #include "zero/base/streaming.h"
 #include "zero/comm/device_backend.h"
 #include "zero/comm/flight.h"
+#include "zero/comm/gather_records.h"
+#include "zero/comm/link_clock.h"
+#include "zero/comm/link_probe.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/process.h"
 #include "zero/comm/reduce_kernels.h"
@@ -477,6 +480,36 @@ double Group::wait_ms() const {
          1e-6;
 }
 
+std::optional<LinkTimes> Group::link_times() const {
+  if (!impl_->transport.link) return std::nullopt;
+  return impl_->transport.link->times();
+}
+
+std::optional<LinkSpeed> Group::link_speed() const {
+  if (!impl_->transport.link) return std::nullopt;
+  return impl_->transport.link->speed();
+}
+
+std::optional<LinkSpeed> Group::measure_link() {
+  if (!impl_->transport.link || topology().hosts == 1) return std::nullopt;
+  auto& link = *impl_->transport.link;
+  // Some of the ranks may have measured it in another group.
+  const auto known = gather_records(*this, link.speed(), "the link's speed");
+  const auto same = [&](const auto& each) { return each && each == known.front(); };
+  if (std::ranges::all_of(known, same)) return known.front();
+  const auto speed = probe_link(*this, [&](at::Tensor output, at::Tensor input) {
+    const auto bytes = (size() - 1) * static_cast<int64_t>(input.nbytes());
+    return impl_->run("all_gather", Collective::control, bytes, size_in_bytes(output),
+                      "the link's probe", [&] {
+                        c10d::AllgatherOptions call;
+                        call.timeout = impl_->options.timeout;
+                        return impl_->transport.data->_allgather_base(output, input, call);
+                      });
+  });
+  link.set_speed(speed);
+  return speed;
+}
+
 namespace {
 
 // Ends a backend that a plugin has made, when its group is destroyed. It completes the device's
@@ -530,6 +563,7 @@ std::shared_ptr<Group> on_device(std::shared_ptr<Group> host, c10::Device device
                       .topology = host->topology(),
                       .device = device,
                       .number = of_host.number};
+  if (!transport.foreign_data) transport.link = of_host.link;
   std::unique_ptr<DeviceBackendEnd> end;
   if (host->size() > 1) {
     if (!transport.foreign_data) {

@@ -36,6 +36,8 @@
 #include "zero/base/ledger.h"
 #include "zero/comm/accounts.h"
 #include "zero/comm/activity.h"
+#include "zero/comm/link_speed.h"
+#include "zero/comm/link_times.h"
 #include "zero/comm/link_wire.h"
 #include "zero/comm/topology.h"
 #include "zero/comm/traffic.h"
@@ -226,6 +228,17 @@ class Group {
   /// Returns the milliseconds that this rank has spent inside Work::wait, Window::wait and the
   /// blocking collectives.
   double wait_ms() const;
+  /// Returns for how long this rank's link to other hosts has been busy, and has stood still and
+  /// why, since the job's group was made; all groups of the rank share it. The difference of two
+  /// answers adds up to the time between them. Null if all ranks are on one host, or another
+  /// library than libzero carries the tensors.
+  std::optional<LinkTimes> link_times() const;
+  /// Measures the link between the hosts (link_probe.h), unless a group of the job has done so
+  /// before, and returns the same speed on all ranks. Null where `link_times` is, and if all ranks
+  /// of this group are on one host. Collective. Throws CommError.
+  std::optional<LinkSpeed> measure_link();
+  /// Returns the speed that was measured, or null.
+  std::optional<LinkSpeed> link_speed() const;
 
  private:
   friend std::shared_ptr<Group> on_device(

@@ -3,6 +3,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "zero/base/thread.h"
@@ -21,13 +22,15 @@ class HostsBackend::Pending final : public CallWork {
  private:
   friend class HostsBackend;
   HostsCall call_;
+  std::optional<LinkClock::CallScope> counted_;  // until it has run
 };
 
 HostsBackend::HostsBackend(std::shared_ptr<HostsPlace> place, std::chrono::milliseconds timeout)
     : CallBackend(place->rank(), place->size(), timeout),
       place_(std::move(place)),
       collectives_(place_->topology, place_->numbers, *place_->rail, place_->on_channel(0),
-                   place_->on_channel(1), false, place_->maker(), place_->accounts.traffic) {}
+                   place_->on_channel(1), false, place_->maker(), place_->accounts.traffic,
+                   *place_->link) {}
 
 HostsBackend::~HostsBackend() {
   if (!owner_.here()) {  // a forked child, without these threads
@@ -47,6 +50,7 @@ c10::intrusive_ptr<c10d::Work> HostsBackend::issue(Call call, bool asynchronous,
   {
     const std::lock_guard lock(signal_->mutex);
     start_threads();
+    pending->counted_.emplace(*place_->link);
     outward_.calls.push_back(pending);
     signal_->changed.notify_all();
   }
@@ -135,6 +139,7 @@ void HostsBackend::run_homeward() {
     call.call.input.reset();
     call.call.output.reset();
     call.call.then = nullptr;
+    pending->counted_.reset();
     const std::lock_guard lock(signal_->mutex);
     pending->finish(error);
   }

@@ -8,9 +8,10 @@ namespace zero::comm {
 
 HostsCollectives::HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail,
                                    Collectives* outward, Collectives* homeward, bool control,
-                                   MakeArray make_array, std::shared_ptr<Traffic> traffic)
+                                   MakeArray make_array, std::shared_ptr<Traffic> traffic,
+                                   LinkClock& clock)
     : links_(topology, std::move(numbers), rail, outward, homeward, control, std::move(make_array),
-             std::move(traffic)) {}
+             std::move(traffic), clock) {}
 
 void HostsCollectives::open(HostsCall& call) {
   links_.exchange_records(call);

@@ -57,9 +57,10 @@ class HostsCollectives {
   /// `numbers` are those of the group's ranks in the job, for messages; empty if they are the same.
   /// `outward` and `homeward` run the two phases' collectives inside the host; they are null if the
   /// host has one rank. `control` is for small calls, whose phases one thread runs.
+  /// `clock` outlives this.
   HostsCollectives(const Topology& topology, std::vector<int> numbers, Rail& rail,
                    Collectives* outward, Collectives* homeward, bool control, MakeArray make_array,
-                   std::shared_ptr<Traffic> traffic);
+                   std::shared_ptr<Traffic> traffic, LinkClock& clock);
 
   /// One thread runs the outward phase: `open` and then `send` for each call, in the order of
   /// issue, and ends `sending`. Another thread may run the homeward phase of a call once it is

@@ -8,7 +8,8 @@ HostsControl::HostsControl(std::shared_ptr<HostsPlace> place, std::chrono::milli
     : CallBackend(place->rank(), place->size(), timeout),
       place_(std::move(place)),
       collectives_(place_->topology, place_->numbers, *place_->rail, place_->on_channel(2),
-                   place_->on_channel(2), true, place_->maker(), place_->accounts.traffic) {}
+                   place_->on_channel(2), true, place_->maker(), place_->accounts.traffic,
+                   *place_->link) {}
 
 /// Runs its call on the thread that waits for it, so that it does not hold up other threads' calls.
 class HostsControl::Pending final : public c10d::Work {
@@ -35,6 +36,7 @@ c10::intrusive_ptr<c10d::Work> HostsControl::issue(Call call, bool /*asynchronou
 
 void HostsControl::run(Call call) {
   const std::lock_guard lock(mutex_);
+  const LinkClock::CallScope counted(*place_->link);
   HostsCall two_phases;
   two_phases.call = std::move(call);
   try {

@@ -18,6 +18,7 @@
 #include "zero/comm/host_watch.h"
 #include "zero/comm/hosts_backend.h"
 #include "zero/comm/hosts_window.h"
+#include "zero/comm/link_clock.h"
 #include "zero/comm/shm_backend.h"
 #include "zero/comm/shm_meeting.h"
 #include "zero/comm/watched_store.h"
@@ -82,7 +83,9 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
  public:
   JobGroups(c10::intrusive_ptr<c10d::Store> store, const HostsJob& job,
             std::chrono::milliseconds timeout)
-      : store_(std::move(store)), job_(job) {
+      : store_(std::move(store)),
+        job_(job),
+        link_(job.topology.hosts > 1 ? std::make_shared<LinkClock>() : nullptr) {
     if (job_.topology.hosts == 1 || !job_.watched) return;
     watch_ = std::make_shared<HostWatch>(
         HostWatch::Settings{.rank = job_.rank,
@@ -116,6 +119,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
       throw error_of(verdict);
     }
     transport.number = job_.rank;
+    transport.link = link_;
     transport.store = [job = weak_from_this(),
                        members = std::vector<int>(ranks.begin(), ranks.end())] {
       const auto held = job.lock();
@@ -224,6 +228,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
     const auto& topology = members.topology;
     HostsParts parts;
     parts.topology = topology;
+    parts.link = link_;
     parts.numbers.assign(ranks.begin(), ranks.end());
     if (topology.local_size > 1) {
       const auto of_host = part_of(keys, fmt::format("host/{}", topology.host));
@@ -271,6 +276,7 @@ class JobGroups final : public Subgroups, public std::enable_shared_from_this<Jo
 
   c10::intrusive_ptr<c10d::Store> store_;
   HostsJob job_;
+  std::shared_ptr<LinkClock> link_;  // of all groups; null on one host
   std::shared_ptr<Ear> ear_ = std::make_shared<Ear>();
   std::shared_ptr<HostWatch> watch_;
 };

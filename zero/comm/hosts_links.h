@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "zero/comm/hosts_call.h"
+#include "zero/comm/link_clock.h"
 #include "zero/comm/link_codec.h"
 #include "zero/comm/rail.h"
 #include "zero/comm/shm_collectives.h"
@@ -36,7 +37,7 @@ class HostsLinks {
   /// For the arguments see HostsCollectives.
   HostsLinks(const Topology& topology, std::vector<int> numbers, Rail& rail, Collectives* outward,
              Collectives* homeward, bool control, MakeArray make_array,
-             std::shared_ptr<Traffic> traffic);
+             std::shared_ptr<Traffic> traffic, LinkClock& clock);
   ~HostsLinks();
   HostsLinks(const HostsLinks&) = delete;
   HostsLinks& operator=(const HostsLinks&) = delete;
@@ -127,6 +128,8 @@ class HostsLinks {
   template <class Body>
   auto blaming(int host, Body body) const;
   void await(Passage& passage, int host) const;
+  /// Returns the bytes that cross this host's link while a message of `bytes` comes to each rank.
+  int64_t on_link(int64_t bytes) const { return bytes * others() * topology_.local_size; }
   std::unique_ptr<Passage> send(int host, Channel channel, std::span<const std::byte> bytes) const;
   std::unique_ptr<Passage> receive(int host, Channel channel, std::span<std::byte> bytes) const;
 
@@ -138,6 +141,7 @@ class HostsLinks {
   bool control_;
   MakeArray make_array_;
   std::shared_ptr<Traffic> traffic_;
+  LinkClock& clock_;
   uint64_t sequence_ = 0;
   std::mutex mutex_;
   std::multimap<int64_t, at::Tensor> free_;  // arrays to lend, by bytes; guarded by the mutex

@@ -12,6 +12,7 @@
 #include "zero/comm/arena.h"
 #include "zero/comm/hosts_collectives.h"
 #include "zero/comm/hosts_health.h"
+#include "zero/comm/link_clock.h"
 #include "zero/comm/memory_block.h"
 #include "zero/comm/rail.h"
 #include "zero/comm/shm_meeting.h"
@@ -25,6 +26,7 @@ struct HostsParts {
   /// the group's ranks by their numbers in the job, for messages; empty if those are the same
   std::vector<int> numbers{};
   std::shared_ptr<Rail> rail;
+  std::shared_ptr<LinkClock> link{};  ///< the rank's; null makes one
   /// The ranks of this host; without memory if it has one rank.
   Meeting local{};
   /// Tells all ranks that a rank is in trouble, and returns the job's first report of it, which may
@@ -42,6 +44,7 @@ struct HostsPlace {
   Topology topology;
   std::vector<int> numbers;
   std::shared_ptr<Rail> rail;
+  std::shared_ptr<LinkClock> link;
   Accounts accounts;
   std::shared_ptr<Peers> peers;  // this host's; null if it has one rank
   std::shared_ptr<Arena> arena;
@@ -54,6 +57,7 @@ struct HostsPlace {
         topology(parts.topology),
         numbers(std::move(parts.numbers)),
         rail(std::move(parts.rail)),
+        link(parts.link ? std::move(parts.link) : std::make_shared<LinkClock>()),
         accounts(std::move(counted)) {
     std::shared_ptr<Health> local_health;
     if (parts.local.peers) {

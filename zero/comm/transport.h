@@ -25,6 +25,7 @@
 namespace zero::comm {
 
 class Group;
+class LinkClock;
 class Window;
 struct Accounts;
 struct GroupOptions;
@@ -115,6 +116,9 @@ struct Transport {
   c10::Device device{c10::kCPU};
   /// This rank's number in its job, if it is another than in the group.
   std::optional<int> number{};
+  /// Accounts for the time of this rank's link to other hosts; null if all are on one host, or
+  /// another library has the link.
+  std::shared_ptr<LinkClock> link{};
 };
 
 }  // namespace zero::comm

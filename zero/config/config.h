@@ -133,6 +133,11 @@ struct Config {
   /// Each element of the mean gradient is cut off at this magnitude, after clipping by norm; 0:
   /// none is.
   double gradient_clipping_value = 0;
+  /// Inexact: a step is clipped by the factor that the norm of the step before gives (that of the
+  /// last step that updated with finite gradients; a checkpoint has it), so that no update waits
+  /// for the norm of its own step. A step before which there is no such norm, as the first one, is
+  /// not clipped. Needs gradient_clipping, and allows update_in_backward beside it.
+  bool clip_by_previous_norm = false;
   /// Parameters and gradients in bf16 (buffers keep their dtype), with fp32 master weights in the
   /// optimizer states.
   bool bf16 = false;
@@ -185,9 +190,9 @@ struct Config {
   bool layer_major_accumulation = false;
   /// A unit is updated as soon as its gradient is reduced, beside the rest of backward, and
   /// gradients are not stored. Results are the same as without it. It needs stage 2 or 3, no
-  /// clipping, and one pass a step (one micro-batch, or layer_major_accumulation). A gradient that
-  /// is not finite is an error then, since other weights have been updated. Learning rates are
-  /// those of the beginning of backward.
+  /// clipping (or clip_by_previous_norm), and one pass a step (one micro-batch, or
+  /// layer_major_accumulation). A gradient that is not finite is an error then, since other weights
+  /// have been updated. Learning rates and the largest norm are those of the beginning of backward.
   bool update_in_backward = false;
   /// Stage 3: a unit whose parameters are on disk may be updated beside the next forward pass, up
   /// to its first use there. With update_in_backward this concerns the updates that backward has
@@ -203,8 +208,8 @@ struct Config {
   /// `max_live_parameters`. Units that the ranks of one host share need no gathering ahead.
   int64_t prefetch_bucket_size = 50'000'000;
   /// If `compute` is given, the engine chooses a distance after the first update: the least, within
-  /// `prefetch_bucket_size`, that makes the step as short as these speeds allow. Results are the
-  /// same.
+  /// `prefetch_bucket_size`, that makes the step as short as these speeds allow. On several hosts
+  /// it measures the speeds if neither `compute` nor `link` is given. Results are the same.
   PrefetchSpeeds prefetch_speeds{};
   /// The bytes that a rank may hold: states, buffers and activations together (activations as far
   /// as install_host_allocator() counts them); 0: no limit. States that exceed it are refused

@@ -129,11 +129,13 @@ void add_zero_optimization(All& all) {
             "After the first update the engine simulates a step at the speeds of this section, and "
             "chooses a distance of at most `stage3_prefetch_bucket_size`. Gathered units then take "
             "less memory, and results are the same. `zero bench timeline` shows the simulation. 0: "
-            "the engine does not choose. Not in DeepSpeed."),
+            "on several hosts, if `link` is not given either, both speeds are measured, and the "
+            "second step is simulated; otherwise the engine does not choose. Not in DeepSpeed."),
       &PrefetchSpeeds::compute);
   speeds.add("link",
              speed("Bytes a second that a rank sends; on several hosts, that a host sends",
-                   "0: treated as infinitely fast."),
+                   "0: measured at the start on several hosts; on one host treated as infinitely "
+                   "fast."),
              &PrefetchSpeeds::link);
   speeds.add("pcie",
              speed("Bytes a second between device and host, in each direction",
@@ -592,6 +594,18 @@ void add_engine(All& all) {
        .least = 0},
       &Config::gradient_clipping_value);
   engine.add(
+      "clip_by_previous_norm",
+      {.sentence = "Inexact: clip a step by the factor that the norm of the step before gives",
+       .details =
+           "No update then waits for the norm of its own step, so `update_in_backward` works with "
+           "clipping. The norm is that of the last step that updated with finite gradients. A "
+           "checkpoint has it, so a resumed run goes on with the same bits. A step before which "
+           "there is none, as the first one of a run, is not clipped. The norm that is reported is "
+           "the step's own. Needs `gradient_clipping`. Not in DeepSpeed.",
+       .option = "--clip-by-previous-norm",
+       .cost = "A gradient that grows suddenly is clipped one step late."},
+      &Config::clip_by_previous_norm);
+  engine.add(
       "layer_major_accumulation",
       {.sentence = "Pass all micro-batches of a step through one layer before the next layer",
        .details = "Stage 3 then gathers each parameter twice a step (once in forward, once in "
@@ -609,11 +623,12 @@ void add_engine(All& all) {
            "Update a unit as soon as its gradient is reduced, while the rest of backward runs",
        .details =
            "Gradients are not kept. States on disk are read and written while backward computes. "
-           "Results are the same bit for bit. Needs stage 2 or 3, `gradient_clipping` 0, and one "
-           "pass a step (one micro-batch, or `layer_major_accumulation`). A gradient that is "
-           "infinite or NaN is then an error. Not in DeepSpeed.",
+           "Results are the same bit for bit. Needs stage 2 or 3, `gradient_clipping` 0 or "
+           "`clip_by_previous_norm`, and one pass a step (one micro-batch, or "
+           "`layer_major_accumulation`). A gradient that is infinite or NaN is then an error. Not "
+           "in DeepSpeed.",
        .option = "--update-in-backward",
-       .cost = "No clipping. Saves the gradients' memory."},
+       .cost = "No exact clipping. Saves the gradients' memory."},
       &Config::update_in_backward);
   engine.add("update_in_forward",
              {.sentence = "Stage 3: update units during the next forward pass, before their first "

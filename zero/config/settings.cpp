@@ -73,10 +73,11 @@ void check_update_in_backward(const Config& engine) {
   const auto refuse = [](std::string_view why) {
     throw ConfigError(fmt::format("update_in_backward is true, but {}", why));
   };
-  if (engine.gradient_clipping > 0) {
+  if (engine.gradient_clipping > 0 && !engine.clip_by_previous_norm) {
     refuse(
         fmt::format("gradient_clipping is {}: clipping needs all gradients before the first "
-                    "update. Set gradient_clipping to 0, or use "
+                    "update. Set gradient_clipping to 0, clip by the norm of the step before "
+                    "(clip_by_previous_norm, inexact), or use "
                     "offload_optimizer.delayed_update_after.",
                     engine.gradient_clipping));
   }
@@ -273,6 +274,11 @@ void check_rules(const Config& engine) {
   check_autocast(engine);
   check_loss_scaling(engine);
   check_reduction(engine);
+  if (engine.clip_by_previous_norm && engine.gradient_clipping == 0) {
+    throw ConfigError(
+        "clip_by_previous_norm is true, but gradient_clipping is 0: nothing is clipped. Set "
+        "gradient_clipping, or leave clip_by_previous_norm out.");
+  }
   if (engine.update_in_backward) check_update_in_backward(engine);
   check_offload(engine);
   check_hosts(engine);

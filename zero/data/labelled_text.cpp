@@ -8,14 +8,10 @@
 #include <numeric>
 #include <set>
 
+#include "zero/base/class_names.h"
 #include "zero/base/error.h"
 
 namespace zero {
-namespace {
-
-std::string name_of(size_t number) { return fmt::format("LABEL_{}", number); }
-
-}  // namespace
 
 Classes classes_of(const std::vector<Label>& labels) {
   Classes classes;
@@ -25,7 +21,7 @@ Classes classes_of(const std::vector<Label>& labels) {
       largest = std::max(largest, *label.number);
       classes.numbers.push_back(static_cast<int32_t>(*label.number));
     }
-    for (size_t i = 0; i <= static_cast<size_t>(largest); ++i) classes.names.push_back(name_of(i));
+    classes.names = class_names(largest + 1);
     return classes;
   }
   std::map<std::string, int32_t> number;
@@ -39,10 +35,7 @@ Classes classes_of(const std::vector<Label>& labels) {
 }
 
 bool are_numbers(const std::vector<std::string>& classes) {
-  for (size_t i = 0; i < classes.size(); ++i) {
-    if (classes[i] != name_of(i)) return false;
-  }
-  return true;
+  return classes == class_names(static_cast<int64_t>(classes.size()));
 }
 
 std::vector<int64_t> classes_in(const std::vector<std::string>& model,

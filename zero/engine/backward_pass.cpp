@@ -64,7 +64,10 @@ void BackwardPass::begin(bool layer_major, const std::vector<int64_t>& shared, B
                       .shared = shared,
                       .last = in_last_pass(),
                       .from_start = begun == Begun::by_engine});
-  if (plan_.timing().in_backward) update_.begin();
+  if (plan_.timing().in_backward) {
+    progress_.begin_updates();
+    update_.begin();
+  }
 }
 
 void BackwardPass::end() {

@@ -256,7 +256,10 @@ class SliceReader final : public StateSource {
   }
 
   Progress make_progress() const {
-    Progress progress{.steps = manifest_.steps, .parameter_steps = {}, .loss_scale = {}};
+    Progress progress{.steps = manifest_.steps,
+                      .parameter_steps = {},
+                      .loss_scale = {},
+                      .grad_norm = manifest_.grad_norm};
     for (int64_t p = 0; p < parts_.model.size(); ++p) {
       const bool begins = theirs(p).optimizer.empty();  // it was frozen
       progress.parameter_steps.push_back(begins ? 0 : theirs(p).steps);

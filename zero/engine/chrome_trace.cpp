@@ -69,11 +69,16 @@ class Writer {
     }
   }
 
-  std::string end(int64_t dropped) {
+  std::string end(int64_t dropped, const std::optional<comm::LinkSpeed>& link) {
+    const auto of_link =
+        !link ? std::string()
+              : fmt::format(",\"link_bytes_per_s\":{:.0f},\"link_latency_ms\":{:.3f}",
+                            link->bandwidth, link->latency * 1e3);
     return fmt::format(
-        "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"writer\":\"libzero\",\"dropped_spans\":{}}}"
+        "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"writer\":\"libzero\",\"dropped_spans\":{}{}"
+        "}}"
         ",\"traceEvents\":[\n{}\n]}}\n",
-        dropped, text_);
+        dropped, of_link, text_);
   }
 
  private:
@@ -151,14 +156,15 @@ class Writer {
 
 }  // namespace
 
-std::string chrome_trace(const std::vector<RankSpans>& ranks, int64_t dropped) {
+std::string chrome_trace(const std::vector<RankSpans>& ranks, int64_t dropped,
+                         const std::optional<comm::LinkSpeed>& link) {
   int64_t origin = std::numeric_limits<int64_t>::max();
   for (const auto& rank : ranks) {
     for (const auto& span : rank.spans) origin = std::min(origin, span.begin - rank.clock);
   }
   Writer writer(origin);
   for (const auto& rank : ranks) writer.add(rank);
-  return writer.end(dropped);
+  return writer.end(dropped, link);
 }
 
 }  // namespace zero

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -219,11 +220,6 @@ at::Tensor Engine::loss_gradient(const at::Tensor& loss) const {
 
 namespace {
 
-// Clips as torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
-double clipping_factor(double norm, double largest) {
-  return largest > 0 && norm > largest ? std::min(1.0, largest / (norm + 1e-6)) : 1;
-}
-
 // Lowers or raises the loss scale, if there is one.
 void adapt_loss_scale(bool finite, StepProgress& progress, ReduceFlow& reduce, StepResult& result) {
   auto& scale = progress.loss_scale();
@@ -293,7 +289,7 @@ StepResult Engine::step(bool update) {
         "updated from this step already. Load the last checkpoint; without update_in_backward such "
         "a step is left out.");
   }
-  if (result.updated) scale *= clipping_factor(result.grad_norm, config().gradient_clipping);
+  if (result.updated) scale *= progress.clipping_factor(result.grad_norm);
   flows.gather().settle();
   flows.schedule().finish();  // the delayed updates of the step before
   progress.restart();         // from here on the step cannot be repeated
@@ -303,11 +299,12 @@ StepResult Engine::step(bool update) {
   if (result.updated) {
     flows.schedule().start(scale, progress.steps());
     progress.set_steps(progress.steps() + 1);
+    if (agreed.finite && std::isfinite(result.grad_norm)) progress.set_last_norm(result.grad_norm);
     result.step = progress.steps();
   }
-  // An update that ran in `start`, not on the queue, has published each unit. What the user wrote
-  // to sharded parameters must reach the peers in any case.
-  if (flows.schedule().beside() || (!result.updated && plan.placement().sharded.parameters)) {
+  // `start` has published each unit. Otherwise there may be what the user wrote to sharded
+  // parameters, and what a delayed update has made.
+  if (!result.updated && (flows.schedule().beside() || plan.placement().sharded.parameters)) {
     for (int64_t u = 0; u < plan.layout().unit_count(); ++u) flows.writes().publish(u);
   }
   flows.gather().finish_publish();

@@ -211,8 +211,10 @@ class Engine {
   /// succeeds. Collective.
   void optimizer_train();
 
-  /// Sets the largest norm of the mean gradient, from the next step on; 0 clips nothing. Must be
-  /// the same on every rank. Throws ConfigError if it is negative.
+  /// Sets the largest norm of the mean gradient, from the next step on (with update_in_backward,
+  /// from the next backward pass on); 0 clips nothing. Must be the same on every rank. Throws
+  /// ConfigError if it is negative, and if it is above 0 with update_in_backward and without
+  /// clip_by_previous_norm.
   void set_gradient_clipping(double norm);
   /// Sets the learning rate of parameter group `index` from the next update on. The parameters of a
   /// Muon or Apollo group that AdamW trains are a group of their own behind the given groups. Its

@@ -50,10 +50,11 @@ void Engine::set_gradient_clipping(double norm) {
         "clip nothing.",
         norm));
   }
-  if (norm > 0 && impl_->plan.timing().in_backward) {
+  if (norm > 0 && impl_->plan.timing().in_backward && !config().clip_by_previous_norm) {
     throw ConfigError(fmt::format(
         "Engine::set_gradient_clipping was given {}, but with update_in_backward weights are "
-        "updated before the norm is known. Switch update_in_backward off, or do not clip.",
+        "updated before the norm is known. Switch update_in_backward off, clip by the norm of the "
+        "step before (clip_by_previous_norm), or do not clip.",
         norm));
   }
   impl_->plan.set_gradient_clipping(norm);

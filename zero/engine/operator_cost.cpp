@@ -47,6 +47,24 @@ OperatorCost linear(Inputs inputs) {
           .of_element = tensor(inputs, 2).defined() ? 1 : 0};
 }
 
+// Counts x (rows, in) by a weight, (out, in) if `transposed`, and what is done with each element.
+OperatorCost linear_gelu(Inputs inputs) {
+  const auto x = tensor(inputs, 0);
+  const auto weight = tensor(inputs, 1);
+  if (inputs.size() < 4 || !x.defined() || !weight.defined()) return {};
+  const int64_t elements = rows(x) * weight.size(inputs[3].toBool() ? 0 : 1);
+  return {.macs = rows(x) * weight.numel(),
+          .flops = elements * (tensor(inputs, 2).defined() ? 2 : 1)};
+}
+
+// Counts the product alone: GELU's derivative and sums count nothing elsewhere either.
+OperatorCost linear_gelu_backward(Inputs inputs) {
+  const auto dy = tensor(inputs, 0);
+  const auto weight = tensor(inputs, 1);
+  if (!dy.defined() || !weight.defined()) return {};
+  return {.macs = rows(dy) * weight.numel()};
+}
+
 OperatorCost convolution(Inputs inputs) {
   constexpr size_t kTransposed = 6;
   const auto input = tensor(inputs, 0);
@@ -105,6 +123,8 @@ const std::unordered_map<std::string_view, Formula>& formulas() {
     add(two_factors, {"mm", "bmm", "mv", "dot", "vdot"});
     add(added_to, {"addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"});
     add(linear, {"mkldnn_linear", "mkldnn::_linear_pointwise"});
+    add(linear_gelu, {"zero::linear_gelu"});
+    add(linear_gelu_backward, {"zero::linear_gelu_backward"});
     add(convolution, {"convolution", "_convolution"});
     add(attention,
         {"scaled_dot_product_attention", "_scaled_dot_product_attention_math",

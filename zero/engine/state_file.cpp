@@ -43,6 +43,7 @@ std::map<std::string, std::string> header(const StateParts& parts, const Progres
         {"hysteresis",
          state.hysteresis}}.dump();
   }
+  if (progress.grad_norm) header["grad_norm"] = nlohmann::json(*progress.grad_norm).dump();
   return header;
 }
 
@@ -186,11 +187,13 @@ Progress StateFile::progress(const StateParts& parts) const {
     progress.steps = std::stoll(metadata("steps"));
     progress.parameter_steps =
         nlohmann::json::parse(metadata("parameter_steps")).get<std::vector<int64_t>>();
+    if (const auto norm = reader_.metadata().find("grad_norm"); norm != reader_.metadata().end())
+      progress.grad_norm = nlohmann::json::parse(norm->second).get<double>();
   } catch (const CheckpointError&) {
     throw;
   } catch (const std::exception& error) {
-    throw CheckpointError(
-        fmt::format("'{}' has a step count that cannot be read ({}).", path(), error.what()));
+    throw CheckpointError(fmt::format(
+        "'{}' has a step count or gradient norm that cannot be read ({}).", path(), error.what()));
   }
   const size_t parameters = parts.model.names().size();
   if (progress.parameter_steps.size() != parameters)

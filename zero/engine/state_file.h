@@ -39,6 +39,7 @@ struct Progress {
   int64_t steps = 0;
   std::vector<int64_t> parameter_steps;  ///< updates that each parameter has had
   std::optional<LossScale> loss_scale;   ///< where the configuration scales losses
+  std::optional<double> grad_norm;       ///< StepProgress::last_norm
   int64_t of(int64_t parameter) const {
     const auto p = static_cast<size_t>(parameter);
     return p < parameter_steps.size() ? parameter_steps[p] : 0;

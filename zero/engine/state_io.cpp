@@ -92,7 +92,10 @@ Manifest Engine::Impl::manifest(bool delayed) {
 }
 
 Progress Engine::Impl::saved_progress() const {
-  return {progress.steps(), flows.update().steps(), progress.loss_scale()};
+  return {.steps = progress.steps(),
+          .parameter_steps = flows.update().steps(),
+          .loss_scale = progress.loss_scale(),
+          .grad_norm = progress.last_norm()};
 }
 
 void Engine::Impl::load_states(std::string_view label,
@@ -109,6 +112,7 @@ void Engine::Impl::load_states(std::string_view label,
   changes.replace_states(label, [&] {
     progress.set_steps(loaded.steps);
     progress.loss_scale() = loaded.loss_scale;
+    progress.set_last_norm(loaded.grad_norm);
     flows.update().steps() = std::move(loaded.parameter_steps);
     // A file that cannot be read any more fails on every rank.
     comm::agree<CheckpointError>(plan.group(), label, [&] { restore(parts(), *source, delayed); });

@@ -21,6 +21,7 @@ Manifest describe(const StateParts& parts, const Progress& progress, bool in_for
   manifest.configuration = config.dump();
   manifest.steps = progress.steps;
   if (progress.loss_scale) manifest.loss_scale = progress.loss_scale->state();
+  manifest.grad_norm = progress.grad_norm;
   for (int64_t p = 0; p < model.size(); ++p) {
     const auto& plan = table.plan(layout.unit_of(p));
     auto names = model.names_of(p);

@@ -136,7 +136,7 @@ StepProfile::Written StepProfile::write(const std::string& file) {
   }
   const auto ranks = gather_spans(group_, mine, all);
   comm::agree_on_rank_zero(group_, "Writing the profile", [&] {
-    write_file(file, chrome_trace(ranks, written.dropped), fail<Error>);
+    write_file(file, chrome_trace(ranks, written.dropped, group_.link_speed()), fail<Error>);
   });
   return written;
 }

@@ -19,6 +19,27 @@ double StepProgress::mean_scale() const {
   return divided / (static_cast<double>(placement.ranks() * of_step()) * loss_factor());
 }
 
+namespace {
+
+// Clips as torch::nn::utils::clip_grad_norm_: the small constant keeps the quotient below one.
+double factor_of(double norm, double largest) {
+  return largest > 0 && norm > largest ? std::min(1.0, largest / (norm + 1e-6)) : 1;
+}
+
+}  // namespace
+
+double StepProgress::clipping_factor(double norm) const {
+  const auto& config = plan_.config();
+  if (!config.clip_by_previous_norm) return factor_of(norm, config.gradient_clipping);
+  if (in_backward_) return *in_backward_;
+  return last_norm_ ? factor_of(*last_norm_, config.gradient_clipping) : 1;
+}
+
+void StepProgress::begin_updates() {
+  in_backward_.reset();
+  if (plan_.config().clip_by_previous_norm) in_backward_ = clipping_factor(0);
+}
+
 void StepProgress::check_gradients_kept() const {
   if (!plan_.timing().in_backward) return;
   throw ConfigError(

@@ -38,6 +38,7 @@ class StepProgress {
   void restart() {
     micro_batches_ = 0;
     passed_ = false;
+    in_backward_.reset();
   }
 
   /// These count the passes under way whose loss Engine::scale has scaled.
@@ -49,6 +50,18 @@ class StepProgress {
   double loss_factor() const;
   /// Returns the factor that makes a sum over ranks and micro-batches of scaled losses the mean.
   double mean_scale() const;
+
+  /// Returns the factor by which clipping multiplies a step's mean gradient, whose norm is `norm`.
+  /// Config::clip_by_previous_norm takes the norm of the last step in its place.
+  double clipping_factor(double norm) const;
+  /// Returns that factor for updates in backward, which need no norm: that of the last
+  /// `begin_updates`, or 1 if nothing is clipped.
+  double clipping_factor_in_backward() const { return in_backward_.value_or(1); }
+  /// A pass with updates in backward begins: `clipping_factor` stays the same up to `restart`.
+  void begin_updates();
+  /// Returns the norm of the mean gradient in the last step that updated with finite gradients.
+  const std::optional<double>& last_norm() const { return last_norm_; }
+  void set_last_norm(std::optional<double> norm) { last_norm_ = norm; }
 
   /// Throws ConfigError if updates in backward use gradients up.
   void check_gradients_kept() const;
@@ -73,6 +86,8 @@ class StepProgress {
   int scaled_ = 0;
   int64_t steps_ = 0;
   std::optional<LossScale> loss_scale_;
+  std::optional<double> last_norm_;
+  std::optional<double> in_backward_;  // the clipping factor of the step under way
 };
 
 }  // namespace zero

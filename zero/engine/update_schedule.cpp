@@ -52,7 +52,8 @@ void UpdateSchedule::end_pass() {
 
 void UpdateSchedule::update_in_backward(int64_t unit, at::Tensor sum) {
   const auto bytes = static_cast<int64_t>(sum.nbytes());
-  queue_->push(unit, [this, unit, scale = progress_.mean_scale(), sum = std::move(sum)] {
+  const double scale = progress_.mean_scale() * progress_.clipping_factor_in_backward();
+  queue_->push(unit, [this, unit, scale, sum = std::move(sum)] {
     if (update_.two_sweeps(unit)) {
       update_.first_sweep(unit, sum, scale, all_present_);
     } else {
@@ -93,9 +94,11 @@ void UpdateSchedule::start(double scale, int64_t steps) {
     });
   }
   for (int64_t u = 0; u < layout_.unit_count(); ++u) {
-    if (!table_.trainable(u)) continue;
-    pending_[static_cast<size_t>(u)] = 1;
-    if (!delayed_ && !timing_.may_stay_pending(table_.plan(u))) finish_unit(u);
+    if (table_.trainable(u)) {
+      pending_[static_cast<size_t>(u)] = 1;
+      if (!delayed_ && !timing_.may_stay_pending(table_.plan(u))) finish_unit(u);
+    }
+    writes_.publish(u);
   }
 }
 

@@ -14,11 +14,11 @@
 // in backward or in `step`; only the second sweep runs later.
 //
 // Note [Update in backward]
-// Without clipping a unit can be updated as soon as its gradient is reduced. A thread does so
-// beside the rest of backward. This saves most if states are on a disk: their bytes pass while the
-// other units' gradients are computed. If weights are shared, this rank's backward still needs the
-// old ones, and so do the peers' passes. So new weights wait until `step`, as with a delayed
-// update.
+// Without clipping, or if a step is clipped by the norm of the step before, a unit can be updated
+// as soon as its gradient is reduced. A thread does so beside the rest of backward. This saves most
+// if states are on a disk: their bytes pass while the other units' gradients are computed. If
+// weights are shared, this rank's backward still needs the old ones, and so do the peers' passes.
+// So new weights wait until `step`, as with a delayed update.
 //
 // As a rule only a few slices wait for their turn. More may wait if their units may be updated in
 // the next forward pass: as many as fit into memory that activations have left. Backward frees that
@@ -86,8 +86,8 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
   UpdateSchedule(const EnginePlan& plan, const StepProgress& progress, StateTable& table,
                  UpdateFlow& update, ReduceFlow& reduce, ParameterWrites& writes);
 
-  /// Returns whether a thread runs the updates. Then Engine::step publishes all units; otherwise
-  /// `start` publishes each.
+  /// Returns whether a thread runs the updates. Parameters may then come into force in a step that
+  /// updates nothing: those of a delayed update.
   bool beside() const { return queue_ != nullptr; }
 
   /// A backward pass begins: completes updates that must not run beside it. With `layer_major` its
@@ -98,7 +98,8 @@ class UpdateSchedule final : public PendingUpdates, public BackwardUpdates {
   /// Takes the sum of a unit in backward, and updates the unit from it.
   void update_in_backward(int64_t unit, at::Tensor sum) override;
   /// Updates all units from the sums of this step, except those that backward has taken up. `step`
-  /// calls it after `steps` updates so far. The updates run here, or later beside other work.
+  /// calls it after `steps` updates so far. The updates run here, or later beside other work. Units
+  /// are published in their order, each as soon as its own parameters are in force.
   void start(double scale, int64_t steps);
   /// Takes back the updates that backward has made in this step, because of an overflow.
   void take_back_updates();

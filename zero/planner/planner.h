@@ -33,7 +33,7 @@ Tracer tracer(const LanguageModelConfig& model, int64_t sequence);
 /// When a configuration updates: Note [When updates run] in engine/update_schedule.h.
 enum class Updates : uint8_t {
   in_step,
-  in_backward,  ///< update_in_backward: no gradients are kept, and they cannot be clipped
+  in_backward,  ///< update_in_backward: no gradients are kept, and clipping is not exact
   delayed       ///< offload_optimizer.delayed_update_after: weights are one update old
 };
 

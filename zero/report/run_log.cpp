@@ -93,6 +93,13 @@ void flatten(const Json& json, const std::string& path, std::map<std::string, st
                                : json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+comm::LinkTimes link_of(const Object& object) {
+  comm::LinkTimes link;
+  for (const auto& part : train::kLinkParts)
+    link.*part.ms = object.number(std::string(part.name).c_str(), 0);
+  return link;
+}
+
 Usage usage_of(const Object& object) {
   return {.current = object.whole("current"), .peak = object.whole("peak")};
 }
@@ -149,6 +156,7 @@ train::RankTraffic traffic_of(const Object& rank) {
     traffic.host = {.down = host.whole("down"), .up = host.whole("up")};
     traffic.host_formula = {.down = host.whole("down_formula"), .up = host.whole("up_formula")};
   }
+  if (rank.has("link")) traffic.link = link_of(rank.object("link"));
   return traffic;
 }
 
@@ -184,6 +192,9 @@ class Reader {
           fmt::format("Training went back to the checkpoint of step {}. {}", to,
                       line.text("reason")));
       forget_after(to);
+    } else if (event == "link") {
+      log_.link = comm::LinkSpeed{.bandwidth = line.number("bytes_per_s", 0),
+                                  .latency = line.number("latency_ms", 0) / 1e3};
     } else if (event == "profile") {
       add(line.whole("step"), Kind::profile,
           fmt::format("The step's profile is in {}.", line.text("file")));
@@ -323,6 +334,7 @@ class Reader {
       for (const auto& part : train::kBreakdown)
         *step.breakdown.*part.ms = parts.number(std::string(part.name).c_str(), 0);
     }
+    if (line.has("link")) step.link = link_of(line.object("link"));
     if (!std::isfinite(step.loss))
       add(step.step, Kind::anomaly, "The loss was not a finite number.");
     if (const auto anomaly = line.text("anomaly"); !anomaly.empty())
@@ -439,6 +451,13 @@ std::vector<TimePart> time_parts(const LoggedStep& step) {
           {"disk", b.disk},
           {"control", b.control},
           {"data and the rest", std::max(0.0, all - passes)}};
+}
+
+std::vector<TimePart> link_parts(const LoggedStep& step) {
+  std::vector<TimePart> parts;
+  if (!step.link) return parts;
+  for (const auto& part : train::kLinkParts) parts.push_back({part.text, *step.link.*part.ms});
+  return parts;
 }
 
 }  // namespace zero::report

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "zero/base/timeline.h"
+#include "zero/comm/link_speed.h"
+#include "zero/comm/link_times.h"
 #include "zero/train/monitor.h"
 
 namespace zero::report {
@@ -31,7 +33,8 @@ struct LoggedStep {
   double comm_ms = kAbsent;  ///< rank 0 waited for other ranks
   double disk_ms = kAbsent;  ///< rank 0 waited for its disk
   double memory_peak = kAbsent;
-  std::optional<Breakdown> breakdown{};  ///< with wall_clock_breakdown
+  std::optional<Breakdown> breakdown{};   ///< with wall_clock_breakdown
+  std::optional<comm::LinkTimes> link{};  ///< rank 0's link, on several hosts
   bool skipped = false;
 };
 
@@ -83,8 +86,9 @@ struct RunLog {
   int ranks = 1;
   int64_t tokens_per_step = 0;
   int64_t train_tokens = 0;
-  std::string weights;  ///< the source of the first weights; empty: random ones
-  std::string tiers;    ///< which states a memory budget put on disk, and why
+  std::string weights;                  ///< the source of the first weights; empty: random ones
+  std::optional<comm::LinkSpeed> link;  ///< between hosts, as the last start measured it
+  std::string tiers;                    ///< which states a memory budget put on disk, and why
 
   std::vector<LoggedStep> steps;
   std::vector<train::ValidationReport> validations;
@@ -118,5 +122,7 @@ struct TimePart {
   double ms = 0;
 };
 std::vector<TimePart> time_parts(const LoggedStep& step);
+/// The same for the link between hosts; empty without one.
+std::vector<TimePart> link_parts(const LoggedStep& step);
 
 }  // namespace zero::report

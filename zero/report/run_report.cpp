@@ -245,6 +245,42 @@ std::string training(const Runs& runs, const std::vector<std::string>& names) {
 
 // --- Time ---
 
+/// Shows the parts of the steps' time that `parts_of` returns, the same ones for every step.
+template <class PartsOf>
+std::string steps_by_part(const RunLog& run, const std::string& title, const PartsOf& parts_of) {
+  std::vector<Curve> parts;
+  for (const auto& step : run.steps) {
+    const auto all = parts_of(step);
+    if (parts.empty()) {
+      for (size_t p = 0; p < all.size(); ++p)
+        parts.push_back(
+            {.name = std::string(all[p].name), .colour = part_colour(p), .x = {}, .y = {}});
+    }
+    for (size_t p = 0; p < all.size(); ++p) {
+      parts[p].x.push_back(static_cast<double>(step.step));
+      parts[p].y.push_back(all[p].ms);
+    }
+  }
+  std::vector<std::vector<Cell>> rows;
+  double sum = 0;
+  for (const auto& part : parts) {
+    for (const double ms : part.y) sum += ms;
+  }
+  for (const auto& part : parts) {
+    double mine = 0;
+    for (const double ms : part.y) mine += ms;
+    rows.push_back(
+        {{.text = part.name},
+         {.text = number(median(part.y), "{:.2f}"), .number = true},
+         {.text = sum > 0 ? fmt::format("{:.1f} %", 100 * mine / sum) : "-", .number = true}});
+  }
+  std::erase_if(parts, [](const Curve& part) {
+    return std::ranges::all_of(part.y, [](double ms) { return ms == 0; });
+  });
+  return layers(title, parts, {.unit = Unit::milliseconds}) +
+         table({"part", "ms, median of the steps", "part of their sum"}, rows);
+}
+
 std::string times(const Runs& runs, const std::vector<std::string>& names) {
   std::vector<Column> columns;
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -253,43 +289,41 @@ std::string times(const Runs& runs, const std::vector<std::string>& names) {
     // A run that was resumed may have measured parts of some steps only: then all have the same.
     const bool split = std::ranges::all_of(
         run.steps, [](const LoggedStep& step) { return step.breakdown.has_value(); });
-    std::vector<Curve> parts;
-    for (auto step : run.steps) {
+    auto body = steps_by_part(run, "milliseconds of a step on rank 0", [&](LoggedStep step) {
       if (!split) step.breakdown.reset();
-      const auto all = time_parts(step);
-      if (parts.empty()) {
-        for (size_t p = 0; p < all.size(); ++p)
-          parts.push_back(
-              {.name = std::string(all[p].name), .colour = part_colour(p), .x = {}, .y = {}});
-      }
-      for (size_t p = 0; p < all.size(); ++p) {
-        parts[p].x.push_back(static_cast<double>(step.step));
-        parts[p].y.push_back(all[p].ms);
-      }
-    }
-    std::vector<std::vector<Cell>> rows;
-    double sum = 0;
-    for (const auto& part : parts) {
-      for (const double ms : part.y) sum += ms;
-    }
-    for (const auto& part : parts) {
-      double mine = 0;
-      for (const double ms : part.y) mine += ms;
-      rows.push_back(
-          {{.text = part.name},
-           {.text = number(median(part.y), "{:.2f}"), .number = true},
-           {.text = sum > 0 ? fmt::format("{:.1f} %", 100 * mine / sum) : "-", .number = true}});
-    }
-    std::erase_if(parts, [](const Curve& part) {
-      return std::ranges::all_of(part.y, [](double ms) { return ms == 0; });
+      return time_parts(step);
     });
-    auto body = layers("milliseconds of a step on rank 0", parts, {.unit = Unit::milliseconds}) +
-                table({"part", "ms, median of the steps", "part of their sum"}, rows);
     if (!split)
       body += paragraph("With --wall-clock-breakdown a run's log has more parts of each step.");
     columns.push_back({runs.size() > 1 ? names[i] : "", std::move(body)});
   }
   return heading("A step's time by part") + beside(columns);
+}
+
+/// Shows where the link between hosts stood still, if one of the runs has one.
+std::string link(const Runs& runs, const std::vector<std::string>& names) {
+  std::vector<Column> columns;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto& run = runs[i];
+    // A run that was resumed on other hosts has a link in some of its steps.
+    const bool known = !run.steps.empty() &&
+                       std::ranges::all_of(
+                           run.steps, [](const LoggedStep& step) { return step.link.has_value(); });
+    if (!known) continue;
+    auto body = steps_by_part(run, "milliseconds of rank 0's link in a step", link_parts);
+    if (!run.traffic.empty() && run.traffic.front().link) {
+      body += paragraph(
+          fmt::format("While the link of rank 0 was busy, {:.1f} MB a second left over it.",
+                      train::busy_speed(run.traffic.front()) * 1e-6));
+    }
+    if (run.link) {
+      body += paragraph(fmt::format(
+          "At the start {:.1f} MB a second were measured, and {:.2f} ms for a small call.",
+          run.link->bandwidth * 1e-6, run.link->latency * 1e3));
+    }
+    columns.push_back({runs.size() > 1 ? names[i] : "", std::move(body)});
+  }
+  return columns.empty() ? std::string() : heading("The link between hosts") + beside(columns);
 }
 
 // --- Memory ---
@@ -621,9 +655,9 @@ std::string report(const std::vector<RunLog>& runs, const ReportOptions& options
   const auto title = fmt::format("{}", fmt::join(names, " and "));
   return page(title,
               fmt::format("<h1>{}</h1>\n", escaped(title)) + facts(runs, names) +
-                  training(runs, names) + times(runs, names) + memory(runs, names) +
-                  traffic(runs, names) + events(runs, names) + configuration(runs, names) +
-                  samples(runs, names) +
+                  training(runs, names) + times(runs, names) + link(runs, names) +
+                  memory(runs, names) + traffic(runs, names) + events(runs, names) +
+                  configuration(runs, names) + samples(runs, names) +
                   "<footer>A report by libzero. A pointer that rests on a chart shows the numbers "
                   "below it.</footer>\n",
               options.refresh_seconds);

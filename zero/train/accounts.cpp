@@ -37,6 +37,13 @@ std::vector<RankMemory> collect_memory(Engine& engine) {
   return comm::gather_records(engine.group(), mine, "memory by rank");
 }
 
+double busy_speed(const RankTraffic& traffic) {
+  if (!traffic.link || traffic.link->busy <= 0) return 0;
+  int64_t bytes = 0;
+  for (const auto& count : traffic.counts) bytes += count.link_bytes;
+  return static_cast<double>(bytes) / traffic.link->busy * 1e3;
+}
+
 StepTraffic::Counts StepTraffic::now() const {
   Counts counts;
   for (size_t i = 0; i < comm::kCollectives; ++i) {
@@ -49,6 +56,7 @@ void StepTraffic::begin_step() {
   before_ = now();
   disk_before_ = engine_.disk();
   host_before_ = engine_.host_traffic();
+  link_before_ = engine_.group().link_times();
 }
 
 void StepTraffic::end_step(bool updated) {
@@ -72,6 +80,10 @@ void StepTraffic::add() {
   const auto host = engine_.host_traffic();
   host_sum_.down += host.down - host_before_.down;
   host_sum_.up += host.up - host_before_.up;
+  if (link_before_) {
+    if (!link_sum_) link_sum_.emplace();
+    *link_sum_ += *engine_.group().link_times() - *link_before_;
+  }
   const auto after = now();
   for (size_t i = 0; i < comm::kCollectives; ++i) {
     sum_[i] += after[i];
@@ -103,6 +115,7 @@ std::vector<RankTraffic> StepTraffic::collect() const {
   mine.disk_written_formula = formula.disk_written;
   mine.host = host_sum_;
   mine.host_formula = {formula.host_down, formula.host_up};
+  mine.link = link_sum_;
   return comm::gather_records(engine_.group(), mine, "traffic by rank");
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "zero/engine/engine.h"
@@ -36,6 +37,7 @@ class StepTraffic {
   Counts before_{}, sum_{};
   DiskUse disk_before_, disk_sum_;
   DeviceTraffic host_before_, host_sum_;
+  std::optional<comm::LinkTimes> link_before_, link_sum_;
   TrafficFormula formula_sum_;
   int64_t steps_ = 0;
 };

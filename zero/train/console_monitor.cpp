@@ -12,6 +12,7 @@
 
 #include "zero/base/error.h"
 #include "zero/data/utf8.h"
+#include "zero/train/metrics.h"
 #include "zero/train/monitor.h"
 
 namespace zero::train {
@@ -81,6 +82,10 @@ class ConsoleMonitor final : public Monitor {
             static_cast<double>(std::max<int64_t>(1, info.train_tokens)));
     print("optimizer {}\n", info.optimizer);
     if (!info.tiers.empty()) print("memory    {}\n", info.tiers);
+    if (info.link) {
+      print("link      {:.1f} MB/s between hosts, {:.2f} ms for a small call (measured)\n",
+            info.link->bandwidth * 1e-6, info.link->latency * 1e3);
+    }
     for (const auto& fault : info.damaged) print("damaged   {}\n", fault);
     if (info.first_step > 1) {
       print("resumed   at step {}{}\n", info.first_step,
@@ -170,6 +175,7 @@ class ConsoleMonitor final : public Monitor {
       print("\n");
     }
     if (ranks[0].hosts > 1) link_traffic(ranks, steps);
+    if (ranks[0].link) link_times(ranks, steps);
   }
 
   void call(const comm::CallTime& call) override {
@@ -232,6 +238,22 @@ class ConsoleMonitor final : public Monitor {
       }
       print("{:>6}  {:>12}  {}\n", rank, bytes_or_dash(sum.copied_bytes / steps),
             bytes_cell(sum.link_bytes, formula, steps));
+    }
+  }
+
+  /// Prints for how long each rank's link was busy and stood still, and the bytes that it sent in a
+  /// second of the busy time.
+  static void link_times(const std::vector<RankTraffic>& ranks, int64_t steps) {
+    print("\nlink between hosts, ms a step\n{:>6}", "rank");
+    for (const auto& part : kLinkParts) print("  {:>15}", part.text);
+    print("  {:>15}\n", "busy, MB/s");
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const auto link = ranks[rank].link.value_or(comm::LinkTimes{});
+      print("{:>6}", rank);
+      for (const auto& part : kLinkParts)
+        print("  {:>15.1f}", link.*part.ms / static_cast<double>(steps));
+      print("  {:>15}\n", link.busy > 0 ? fmt::format("{:.1f}", busy_speed(ranks[rank]) * 1e-6)
+                                        : std::string("-"));
     }
   }
 

@@ -29,6 +29,12 @@ Json shortest(float value) {
 
 Json to_json(const Usage& usage) { return {{"current", usage.current}, {"peak", usage.peak}}; }
 
+Json to_json(const comm::LinkTimes& link) {
+  Json object;
+  for (const auto& part : kLinkParts) object[std::string(part.name)] = finite(link.*part.ms);
+  return object;
+}
+
 Json to_json(const RankMemory& memory) {
   Json object;
   for (size_t i = 0; i < kCategories; ++i) {
@@ -73,6 +79,7 @@ Json to_json(const RankTraffic& traffic) {
                       {"up", traffic.host.up},
                       {"up_formula", traffic.host_formula.up}};
   }
+  if (traffic.link) object["link"] = to_json(*traffic.link);
   return object;
 }
 
@@ -158,6 +165,11 @@ class JsonlMonitor final : public Monitor {
     if (!info.damaged.empty()) object["damaged"] = info.damaged;
     if (!info.tiers.empty()) object["tiers"] = info.tiers;
     write(object);
+    if (info.link) {
+      write({{"event", "link"},
+             {"bytes_per_s", finite(info.link->bandwidth)},
+             {"latency_ms", finite(info.link->latency * 1e3)}});
+    }
   }
   void step(const StepReport& report) override {
     Json object{{"step", report.step},
@@ -175,6 +187,7 @@ class JsonlMonitor final : public Monitor {
     }
     if (report.loss_scale != 0) object["loss_scale"] = report.loss_scale;
     if (report.breakdown) object["breakdown"] = to_json(*report.breakdown);
+    if (report.link) object["link"] = to_json(*report.link);
     if (report.skipped) object["skipped"] = true;
     if (!report.anomaly.empty()) object["anomaly"] = report.anomaly;
     if (!report.notices.empty()) object["notices"] = report.notices;

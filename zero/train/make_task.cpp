@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "zero/base/class_names.h"
 #include "zero/base/error.h"
 #include "zero/data/chat_template.h"
 #include "zero/data/labelled_text.h"
@@ -94,9 +95,7 @@ void choose_head(LanguageModelConfig& sizes, const Options& options, const Datas
       return sizes.set_head(Head::masked_token, {});
     case TrainingTask::classes:
       if (sizes.head() == Head::classes) return;
-      sizes.set_head(Head::classes, data.labels.empty()
-                                        ? std::vector<std::string>{"LABEL_0", "LABEL_1"}
-                                        : data.labels);
+      sizes.set_head(Head::classes, data.labels.empty() ? class_names(2) : data.labels);
   }
 }
 

@@ -71,6 +71,7 @@ void Measuring::begin_step(int64_t step) {
   begin_ = Clock::now();
   waited_before_ = group.wait_ms();
   disk_before_ = run_.engine->disk().wait_ms;
+  link_before_ = group.link_times();
   traffic_.begin_step();
   const auto& flops = run_.options.flops_profiler;
   const bool counts = flops.enabled && group.rank() == 0 &&
@@ -85,6 +86,7 @@ void Measuring::end_passes() {
 void Measuring::end_step(StepReport& report) {
   auto& group = *run_.group;
   const std::chrono::duration<double> seconds = Clock::now() - begin_;
+  if (link_before_) report.link = *group.link_times() - *link_before_;
   report.step_ms = seconds.count() * 1000;
   if (is_profiled(report.step)) profile_->stop();
   if (run_.options.wall_clock_breakdown)

@@ -60,6 +60,7 @@ class Measuring {
   Clock::time_point begin_{};
   double waited_before_ = 0;
   double disk_before_ = 0;
+  std::optional<comm::LinkTimes> link_before_;
   RankTime last_time_{};
   std::optional<StepProfile> profile_;
   std::unique_ptr<FlopsProfiler> flops_;  ///< lives in the step that it counts

@@ -29,6 +29,18 @@ inline constexpr std::array<BreakdownPart, 8> kBreakdown{{{"forward_ms", &Breakd
                                                           {"disk_ms", &Breakdown::disk},
                                                           {"control_ms", &Breakdown::control}}};
 
+/// The parts of a link's time, as log.jsonl names them, and as reports for people do.
+struct LinkPart {
+  std::string_view name;
+  std::string_view text;
+  double comm::LinkTimes::*ms;
+};
+inline constexpr std::array<LinkPart, 4> kLinkParts{
+    {{"busy_ms", "busy", &comm::LinkTimes::busy},
+     {"nothing_to_send_ms", "nothing to send", &comm::LinkTimes::nothing_to_send},
+     {"processor_ms", "processor busy", &comm::LinkTimes::processor},
+     {"peer_late_ms", "peer late", &comm::LinkTimes::peer_late}}};
+
 /// DeepSpeed's names first (its engine's `Train/Samples/...`), then those of log.jsonl. A
 /// validation's come last.
 inline constexpr std::array<Metric, 22> kMetrics{{{"Train/Samples/train_loss", true},

@@ -11,6 +11,8 @@
 #include "zero/base/ledger.h"
 #include "zero/base/timeline.h"
 #include "zero/comm/call_log.h"
+#include "zero/comm/link_speed.h"
+#include "zero/comm/link_times.h"
 #include "zero/comm/traffic.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/flops_report.h"
@@ -31,12 +33,13 @@ struct RunInfo {
   int64_t sequence = 0;
   int64_t accumulate = 1;
   int64_t steps = 0;
-  int64_t first_step = 1;            ///< more than 1 if a run is resumed
-  int64_t first_sample = 0;          ///< sequences that all ranks have taken before that
-  std::string weights;               ///< the source of the first weights; empty: random ones
-  std::vector<std::string> changes;  ///< changed settings of a resumed run: "steps 4 -> 8"
-  std::vector<std::string> damaged;  ///< newer checkpoints that were skipped, and their damage
-  bool from_memory = false;          ///< it goes on from a copy in the memory of the hosts
+  int64_t first_step = 1;               ///< more than 1 if a run is resumed
+  int64_t first_sample = 0;             ///< sequences that all ranks have taken before that
+  std::string weights;                  ///< the source of the first weights; empty: random ones
+  std::vector<std::string> changes;     ///< changed settings of a resumed run: "steps 4 -> 8"
+  std::vector<std::string> damaged;     ///< newer checkpoints that were skipped, and their damage
+  bool from_memory = false;             ///< it goes on from a copy in the memory of the hosts
+  std::optional<comm::LinkSpeed> link;  ///< between hosts, as the engine measured it
   std::string tiers;      ///< which states a memory budget puts on disk, and why; empty without one
   std::string optimizer;  ///< with the parameters on which its weight decay acts
   std::string data;
@@ -79,7 +82,13 @@ struct RankTraffic {
   /// Bytes between its device and its host.
   DeviceTraffic host;
   DeviceTraffic host_formula;
+  /// The milliseconds of its link to other hosts in all these steps, where there are several.
+  std::optional<comm::LinkTimes> link;
 };
+
+/// Returns the bytes that a rank's link carried in a second of its busy time: those that it sent,
+/// all collectives together. 0 without a link.
+double busy_speed(const RankTraffic& traffic);
 
 /// Training has gone back to a checkpoint (train.rewind_spikes).
 struct RewindReport {
@@ -117,7 +126,9 @@ struct StepReport {
   double disk_ms = 0;                       ///< the time that rank 0 waited for its disk
   int64_t memory_peak = 0;                  ///< rank 0's, all categories together
   std::optional<Breakdown> breakdown = {};  ///< rank 0's (wall_clock_breakdown)
-  std::optional<FlopsReport> flops = {};    ///< if this step's are counted
+  /// Rank 0's link to other hosts; the parts add up to step_ms. Null on one host.
+  std::optional<comm::LinkTimes> link = {};
+  std::optional<FlopsReport> flops = {};  ///< if this step's are counted
 };
 
 /// How many texts are classified rightly.

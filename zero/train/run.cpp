@@ -270,6 +270,7 @@ RunInfo Run::describe(int64_t first_step, const std::vector<std::string>& change
   run.first_sample = task->position().sample;
   run.changes = changes;
   run.tiers = tiers_reason;
+  run.link = group->link_speed();
   run.optimizer =
       describe_optimizer(model->module(), *settings.settings.engine.optimizer, options.decay_all);
   run.data = names_of(options);

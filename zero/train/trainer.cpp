@@ -74,11 +74,7 @@ int64_t Trainer::resume() {
       faults.emplace_back(error.what());
       continue;
     }
-    run_.task->restore(point.progress.loader);
-    check_resumed_data(point.progress, run_.data.train);
-    recovery_.restore(point.progress);
-    step_ = source.step;
-    changes_ = std::move(point.changes);
+    go_on_from(std::move(point), source.step);
     damaged_.insert(damaged_.end(), faults.begin(), faults.end());
     damaged_.insert(damaged_.end(), source.damaged.begin(), source.damaged.end());
     return step_ + 1;
@@ -107,12 +103,16 @@ bool Trainer::resume_from_memory() {
     if (!run_.copy && on_disk == 0) throw;
     return false;
   }
+  go_on_from(std::move(point), source.step);
+  return true;
+}
+
+void Trainer::go_on_from(ResumePoint point, int64_t step) {
   run_.task->restore(point.progress.loader);
   check_resumed_data(point.progress, run_.data.train);
   recovery_.restore(point.progress);
-  step_ = source.step;
+  step_ = step;
   changes_ = std::move(point.changes);
-  return true;
 }
 
 // --- The loop ---

@@ -86,6 +86,9 @@ class Trainer {
   /// Loads the copy in memory that the run begins with. Returns false if it is damaged: then it is
   /// dropped, and the run goes on from another one. Collective.
   bool resume_from_memory();
+  /// Gives the data, the recovery and the trainer the state of `point`, which was saved after
+  /// `step`. Throws DataError for other data.
+  void go_on_from(ResumePoint point, int64_t step);
   /// Begins to write DIR/checkpoint-STEP, or a copy in memory. Collective. Throws CheckpointError.
   void begin_save(bool background, bool in_memory = false);
   /// Begins a copy in memory if one is due and no save is under way. Collective.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "zero/base/class_names.h"
 #include "zero/base/error.h"
 #include "zero/models/layers/initial_values.h"
 #include "zero/models/lora/quantised_base.h"
@@ -68,8 +69,7 @@ void choose_head_of_adapter(LanguageModelConfig& sizes, const Options& options) 
   auto labels = read_adapter_labels(adapter);
   if (labels.empty() && sizes.head() != Head::classes) {
     // peft leaves the names to the program that builds its model, which calls them so.
-    const int64_t classes = read_adapter_classes(adapter);
-    for (int64_t i = 0; i < classes; ++i) labels.push_back(fmt::format("LABEL_{}", i));
+    labels = class_names(read_adapter_classes(adapter));
   }
   if (!labels.empty()) sizes.set_head(Head::classes, std::move(labels));
 }

@@ -80,6 +80,7 @@ CheckpointView view_checkpoint(const std::filesystem::path& path, bool weights_o
   for (auto& each : view.parameters) each.states = {{"parameter", view.for_use(each, true)}};
   view.steps = 0;
   view.loss_scale.reset();
+  view.grad_norm.reset();
   view.groups.clear();
   for (auto& each : view.parameters) {
     each.optimizer.clear();

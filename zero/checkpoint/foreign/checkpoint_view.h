@@ -56,7 +56,8 @@ struct CheckpointView {
   int64_t stage = 0;
   int64_t steps = 0;
   std::optional<LossScaleState> loss_scale;
-  std::vector<std::string> groups;  ///< as in the manifest
+  std::optional<double> grad_norm{};  ///< as in the manifest
+  std::vector<std::string> groups;    ///< as in the manifest
   std::vector<Parameter> parameters;
   /// Buffers and attached texts may be each rank's own.
   struct OfRank {

@@ -68,6 +68,7 @@ CheckpointView view_own(const fs::path& path) {
   view.stage = manifest.stage;
   view.steps = manifest.steps;
   view.loss_scale = manifest.loss_scale;
+  view.grad_norm = manifest.grad_norm;
   view.groups = manifest.groups;
   std::vector<std::vector<SliceOf>> slices(manifest.parameters.size());
   for (const auto& file : manifest.files) {
@@ -122,6 +123,7 @@ class OwnWriter {
     manifest_.stage = view.stage;
     manifest_.steps = view.steps;
     manifest_.loss_scale = view.loss_scale;
+    manifest_.grad_norm = view.grad_norm;
     manifest_.groups = view.groups;
     manifest_.buffer_policy = "per_rank";
     manifest_.files.resize(static_cast<size_t>(ranks));

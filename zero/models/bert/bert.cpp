@@ -94,9 +94,7 @@ void BertDenseNormImpl::reset() {
   norm = register_module("LayerNorm", make_norm(config_));
 }
 
-at::Tensor BertDenseNormImpl::end_branch(const at::Tensor& x, const at::Tensor& residual,
-                                         bool activates) {
-  const auto y = activates ? activated_projection(dense, x, config_.activation) : dense(x);
+at::Tensor BertDenseNormImpl::end_branch(const at::Tensor& y, const at::Tensor& residual) {
   return add_layer_norm(drop(y, config_.hidden_dropout, is_training()), residual, norm->weight,
                         norm->bias, norm->options.eps())
       .norm;
@@ -114,7 +112,7 @@ void BertAttentionImpl::reset() {
 }
 
 at::Tensor BertAttentionImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
-  return output->end_branch(self(x, mask), x, false);
+  return output->end_branch(output->dense(self(x, mask)), x);
 }
 
 BertDenseImpl::BertDenseImpl(const BertConfig& config, int64_t out) : config_(config), out_(out) {
@@ -135,7 +133,8 @@ void BertLayerImpl::reset() {
 
 at::Tensor BertLayerImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
   const auto middle = attention(x, mask);
-  return output->end_branch(intermediate(middle), middle, true);
+  const auto y = feed_forward(intermediate->dense, output->dense, middle, config_.activation);
+  return output->end_branch(y, middle);
 }
 
 BertEncoderImpl::BertEncoderImpl(const BertConfig& config) : config_(config) { reset(); }

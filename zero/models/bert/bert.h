@@ -63,8 +63,8 @@ class BertDenseNormImpl : public torch::nn::Cloneable<BertDenseNormImpl> {
  public:
   BertDenseNormImpl(const BertConfig& config, int64_t in);
   void reset() final;
-  /// norm(dense(x) + residual), where x (..., in) may first pass an activation. (..., C).
-  at::Tensor end_branch(const at::Tensor& x, const at::Tensor& residual, bool activates);
+  /// norm(y + residual) of y = dense(x), with dropout of y. (..., C) -> (..., C).
+  at::Tensor end_branch(const at::Tensor& y, const at::Tensor& residual);
   /// norm(activation(dense(x))). (..., C) -> (..., C).
   at::Tensor transform(const at::Tensor& x);
 

@@ -33,9 +33,7 @@ std::vector<std::string> labels_of(const ConfigReader& read) {
   if (!read.has("id2label")) {
     const auto count = read.get<int64_t>("num_labels", 2);
     check_size("BERT", "num_labels", count, 1 << 20);
-    std::vector<std::string> labels;
-    for (int64_t i = 0; i < count; ++i) labels.push_back(fmt::format("LABEL_{}", i));
-    return labels;
+    return class_names(count);
   }
   const auto& object = read.object().at("id2label");
   const auto refuse = [&] {

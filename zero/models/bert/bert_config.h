@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/base/class_names.h"
 #include "zero/models/language/encoder.h"
 
 namespace zero {
@@ -27,7 +28,7 @@ struct BertConfig {
   double classifier_dropout = -1;  ///< negative: as hidden_dropout
   double initializer_range = 0.02;
   int64_t padding = 0;  ///< the token whose embedding is not trained by look-ups; -1: none
-  std::vector<std::string> labels{"LABEL_0", "LABEL_1"};  ///< of the classes, by number
+  std::vector<std::string> labels = class_names(2);  ///< of the classes, by number
 
   /// Throws ConfigError unless the sizes are positive and fit each other.
   void validate() const;

@@ -91,7 +91,7 @@ void Gpt2MlpImpl::reset() {
 }
 
 at::Tensor Gpt2MlpImpl::forward(const at::Tensor& x) {
-  return drop(activated_projection(c_proj, c_fc(x), config_.activation), config_.residual_dropout,
+  return drop(feed_forward(c_fc, c_proj, x, config_.activation), config_.residual_dropout,
               is_training());
 }
 

@@ -25,8 +25,10 @@ at::Tensor activated(const at::Tensor& x, std::string_view name) {
   return at::tanh(x);
 }
 
-at::Tensor activated_projection(Projection& next, const at::Tensor& x, std::string_view name) {
-  return name == "gelu_new" ? next->forward_of_gelu(x) : next(activated(x, name));
+at::Tensor feed_forward(Projection& first, Projection& second, const at::Tensor& x,
+                        std::string_view name) {
+  return name == "gelu_new" ? first->forward_to_gelu(x, *second)
+                            : second(activated(first(x), name));
 }
 
 at::Tensor drop(const at::Tensor& x, double p, bool training) {

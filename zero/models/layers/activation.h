@@ -19,8 +19,9 @@ std::string activation_called(std::string name);
 
 /// x (...) -> (...), for one of activation_names.
 at::Tensor activated(const at::Tensor& x, std::string_view name);
-/// next(activated(x, name)). (..., in) -> (..., out).
-at::Tensor activated_projection(Projection& next, const at::Tensor& x, std::string_view name);
+/// second(activated(first(x), name)), a feed-forward layer. (..., in) -> (..., out).
+at::Tensor feed_forward(Projection& first, Projection& second, const at::Tensor& x,
+                        std::string_view name);
 
 /// Zeros elements with probability `p` and divides the others by 1 - p, in training.
 at::Tensor drop(const at::Tensor& x, double p, bool training);

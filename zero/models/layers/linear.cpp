@@ -13,6 +13,7 @@
 #include "zero/base/gradient_place.h"
 #include "zero/models/layers/column_sums.h"
 #include "zero/models/layers/gelu.h"
+#include "zero/models/layers/linear_gradients.h"
 #include "zero/models/layers/matmul.h"
 #include "zero/models/layers/packed_weight.h"
 
@@ -21,49 +22,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor in_out(const at::Tensor& weight, bool transposed) {
-  return transposed ? weight.t() : weight;
-}
-
-struct Wanted {
-  bool x = false, weight = false, bias = false;
-};
-
-struct Gradients {
-  at::Tensor x, weight, bias;
-};
-
-// Note [Casts of a linear layer]
-// Under autocast x comes in 16 bits, and weight and bias stay as they are (fp32): each pass casts
-// them for itself, so that no copy of a weight lives from forward to backward, and their gradients
-// go in fp32 to where they are collected.
-at::Tensor as(const at::Tensor& tensor, const at::Tensor& x) {
-  const bool casts = tensor.defined() && tensor.scalar_type() != x.scalar_type();
-  return casts ? tensor.to(x.scalar_type()) : tensor;
-}
-
-// Not differentiable; the weight's and the bias's where they are collected.
-Gradients gradients_of(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                       const at::Tensor& bias, bool transposed, Wanted wanted) {
-  Gradients result;
-  if (wanted.x) result.x = product(dy, in_out(as(weight, dy), !transposed));
-  if (wanted.weight) {
-    result.weight = gradient_place(weight);
-    const auto a = transposed ? dy.t() : x.t();
-    const auto b = transposed ? x : dy;
-    if (weight.scalar_type() == x.scalar_type()) {
-      product_into(result.weight, a, b);
-    } else {
-      result.weight.copy_(product(a, b));
-    }
-  }
-  if (wanted.bias) {
-    result.bias = gradient_place(bias);
-    column_sums_into(result.bias, dy);
-  }
-  return result;
-}
 
 // Keeps what both functions below need from forward to backward: `x` may be undefined.
 void keep(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
@@ -86,7 +44,7 @@ struct Kept {
   }
   at::Tensor x, weight, bias;  // x and the bias may be undefined
   bool transposed = false;
-  Wanted wanted;
+  WantedGradients wanted;
 };
 
 class Linear : public torch::autograd::Function<Linear> {
@@ -95,7 +53,8 @@ class Linear : public torch::autograd::Function<Linear> {
                             const std::optional<at::Tensor>& bias, bool transposed) {
     // A frozen weight has no gradient, which is all that needs x: nothing keeps it.
     keep(context, weight.requires_grad() ? x : at::Tensor(), weight, bias, transposed);
-    return product(x, in_out(as(weight, x), transposed), as(bias.value_or(at::Tensor()), x));
+    return product(x, as_in_out(in_dtype_of(x, weight), transposed),
+                   in_dtype_of(x, bias.value_or(at::Tensor())));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -104,13 +63,13 @@ class Linear : public torch::autograd::Function<Linear> {
     const auto dy = gradients[0].contiguous();
     if (at::GradMode::is_enabled()) {  // of second order
       const auto dtype = weight.scalar_type();
-      return {wanted.x ? at::mm(dy, in_out(as(weight, dy), !transposed)) : at::Tensor(),
+      return {wanted.x ? at::mm(dy, as_in_out(in_dtype_of(dy, weight), !transposed)) : at::Tensor(),
               !wanted.weight ? at::Tensor()
               : transposed   ? at::mm(dy.t(), x).to(dtype)
                              : at::mm(x.t(), dy).to(dtype),
               wanted.bias ? dy.sum(0).to(dtype) : at::Tensor(), at::Tensor()};
     }
-    const auto of = gradients_of(dy, x, weight, bias, transposed, wanted);
+    const auto of = linear_gradients(dy, x, weight, bias, transposed, wanted);
     return {of.x, of.weight, of.bias, at::Tensor()};
   }
 };
@@ -121,7 +80,8 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
                             const std::optional<at::Tensor>& bias, bool transposed) {
     keep(context, x, weight, bias, transposed);
     const auto y = tanh_gelu_values(x);
-    return product(y, in_out(as(weight, x), transposed), as(bias.value_or(at::Tensor()), x));
+    return product(y, as_in_out(in_dtype_of(x, weight), transposed),
+                   in_dtype_of(x, bias.value_or(at::Tensor())));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -135,12 +95,13 @@ class GeluLinear : public torch::autograd::Function<GeluLinear> {
     const auto dy = gradients[0].contiguous();
     // First the gradient of what the layer multiplies, beside whose own way back the values come
     // again, of which the weight's gradient is made.
-    auto of = gradients_of(dy, {}, weight, bias, transposed, {.x = wanted.x, .bias = wanted.bias});
+    auto of =
+        linear_gradients(dy, {}, weight, bias, transposed, {.x = wanted.x, .bias = wanted.bias});
     if (!wanted.weight) {
       if (wanted.x) tanh_gelu_gradient(x, of.x, of.x);
     } else {
       const auto y = wanted.x ? tanh_gelu_again(x, of.x) : tanh_gelu_values(x);
-      of.weight = gradients_of(dy, y, weight, bias, transposed, {.weight = true}).weight;
+      of.weight = linear_gradients(dy, y, weight, bias, transposed, {.weight = true}).weight;
     }
     return {of.x, of.weight, of.bias, at::Tensor()};
   }
@@ -170,7 +131,7 @@ class PackedLinear : public torch::autograd::Function<PackedLinear> {
     context->saved_data["in"] = x.size(1);
     context->saved_data["out"] = out;
     return product(x, factor(context).read(packed, x.scalar_type()),
-                   as(bias.value_or(at::Tensor()), x));
+                   in_dtype_of(x, bias.value_or(at::Tensor())));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {

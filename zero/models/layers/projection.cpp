@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/models/layers/feed_forward.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/initial_values.h"
 #include "zero/models/layers/packed_weight.h"
@@ -99,6 +100,12 @@ at::Tensor ProjectionImpl::forward(const at::Tensor& x) {
 at::Tensor ProjectionImpl::forward_of_gelu(const at::Tensor& x) {
   if (low_rank_ || quantised()) return forward(tanh_gelu(x));
   return tiles ? tiles(tanh_gelu(x)) : gelu_linear(x, weight, bias, options_.layout);
+}
+
+at::Tensor ProjectionImpl::forward_to_gelu(const at::Tensor& x, ProjectionImpl& next) {
+  if (!plain() || !next.plain() || in_out() != next.in_out())
+    return next.forward_of_gelu(forward(x));
+  return feed_forward(x, weight, bias, next.weight, next.bias, options_.layout);
 }
 
 void ProjectionImpl::quantise(BaseFormat format) {

@@ -39,6 +39,9 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
   at::Tensor forward(const at::Tensor& x);
   /// Returns forward(tanh_gelu(x)), keeping less for backward where the weight is whole (linear.h).
   at::Tensor forward_of_gelu(const at::Tensor& x);
+  /// Returns next(tanh_gelu(forward(x))): zero::feed_forward where both layers are plain and lie
+  /// alike, or else next.forward_of_gelu(forward(x)).
+  at::Tensor forward_to_gelu(const at::Tensor& x, ProjectionImpl& next);
   bool tile(int64_t max_elements) override;
   /// Freezes the weight in fewer bits: `weight` becomes the bytes of its matrix in `format`
   /// (zero::packed_weight), and the layer reads it back for each product. Throws ConfigError for a
@@ -63,6 +66,7 @@ class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl>,
   void attach(LowRankOptions options);  // a copy: those of the product before go with it
   at::Tensor own_product(const at::Tensor& x, const at::Tensor& with_bias) const;
   at::Tensor whole_weight() const;
+  bool plain() const { return !low_rank_ && !quantised() && !tiles; }
 
   ProjectionOptions options_;
   int64_t tile_elements_ = 0;                    // 0: whole
