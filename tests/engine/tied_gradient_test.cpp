@@ -15,11 +15,16 @@
 #include <vector>
 
 #include "tests/engine/worlds.h"
+#include "tests/support/temporary_folder.h"
 #include "zero/base/gradient_place.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/gathered.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/tied_embedding.h"
 #include "zero/models/llama/llama.h"
+#include "zero/models/recompute/recompute.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -191,7 +196,6 @@ TEST(TiedGradient, StaysWholeWhereARankCannotGiveTiles) {
       SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
       const auto whole = trained({1, 2}, tied_config(2, bf16), 6, loss);
       for (const int stage : {2, 3}) {
-        if (stage == 3 && name == cases[1].first) continue;  // there ranks use units alike
         const auto in_tiles = trained(kTwoByOne, tied_config(stage, bf16), 6, loss);
         expect_same_bits(in_tiles, whole);
         EXPECT_EQ(in_tiles.sums[1], whole.sums[0] + more_sums(kTwoByOne));
@@ -287,6 +291,180 @@ TEST(TiedGradient, LeavesNothingOfAPassThatThrows) {
     return result;
   };
   expect_equal(run(kTwoByOne, true), run({1, 2}, false));
+}
+
+// Trains five steps at stage 3 between hosts. `deed` makes the loss of the third, from which the
+// weight's rows are not always looked up; the others are plain.
+using Deed = std::function<at::Tensor(Engine& engine, Gpt2& model, int rank)>;
+constexpr int64_t kDeed = 2;
+
+struct Done {
+  std::vector<at::Tensor> weights;
+  std::vector<double> norms;
+  std::vector<bool> rows;  // by step, whether the link carried rows
+};
+
+Done done(World world, int stage, bool bf16, const Deed& deed) {
+  return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+    auto model = make_model();
+    Engine engine(model.ptr(), AdamW{.lr = 1e-2}, tied_config(stage, bf16), group);
+    Done mine;
+    int64_t plain = 0;
+    for (int64_t step = 0; step < 5; ++step) {
+      engine.backward(step == kDeed ? deed(engine, model, group->rank())
+                                    : loss_of(model, group->rank(), step));
+      mine.norms.push_back(engine.step().grad_norm);
+      const auto formula = engine.traffic_formula().all_gather;
+      if (step == 0) plain = formula;
+      mine.rows.push_back(formula > plain);
+    }
+    mine.weights = weights(engine);
+    return mine;
+  });
+}
+
+at::Tensor look_up(Gpt2& model, int rank) {
+  const auto& weight = model->wte->weight;
+  return tied_embedding(weight, tokens_of(rank, 9), gradient_slot(weight));
+}
+
+// A look-up that is computed again in backward, and the head.
+at::Tensor recomputed(Gpt2& model, int rank) {
+  const auto tokens = tokens_of(rank, kDeed);
+  const auto& weight = model->wte->weight;
+  LinearCrossEntropyOptions options;
+  options.weight_in_backward = announce_rows(weight, tokens);
+  options.weight_slot = gradient_slot(weight, options.weight_in_backward);
+  const auto one = torch::ones({1}, weight.scalar_type()).requires_grad_();
+  const auto hidden = recompute(
+      [=, slot = options.weight_slot](const at::Tensor& scale) {
+        return tied_embedding(weight, tokens, slot) * scale;
+      },
+      one);
+  return linear_cross_entropy(hidden.view({-1, hidden.size(-1)}), weight,
+                              tokens.roll(-1, 1).reshape({-1}), options);
+}
+
+// Ranks that do different things stay together, and have the weights of one host.
+TEST(LookUps, OfRowsAreSafeWhateverARankDoes) {
+  const auto plain = [](Gpt2& model, int rank) { return loss_of(model, rank, kDeed); };
+  const std::vector<std::pair<std::string, Deed>> cases{
+      {"a rank evaluates in a scope, with gradients on",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         {
+           const Gathered scope(engine, {});
+           if (rank == 0) loss_of(model, rank, 7);
+         }
+         return plain(model, rank);
+       }},
+      {"a rank evaluates without gradients before the others compute",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 1) {
+           const torch::NoGradGuard guard;
+           loss_of(model, rank, 7);
+         }
+         return plain(model, rank);
+       }},
+      {"a rank evaluates with gradients before the others compute",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 1) loss_of(model, rank, 7);
+         return plain(model, rank);
+       }},
+      {"all evaluate, with gradients and without, and one has more",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         loss_of(model, rank, 7);
+         {
+           const torch::NoGradGuard guard;
+           for (int i = 0; i <= rank; ++i) model->logits_last(tokens_of(rank, i));
+         }
+         return plain(model, rank);
+       }},
+      {"a pass throws before its look-up",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         const auto wrong = tokens_of(rank, kDeed) + (rank == 0 ? tiled().vocab_size : 0);
+         if (rank == 0) EXPECT_ANY_THROW(model->loss(wrong, wrong));
+         return plain(model, rank);
+       }},
+      {"a pass ends behind its look-up, and is made again",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 0) look_up(model, rank);
+         return plain(model, rank);
+       }},
+      {"a rank looks up alone",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 0) return plain(model, rank);
+         return look_up(model, rank).to(at::kFloat).pow(2).mean();
+       }},
+      {"all look up alone",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         return look_up(model, rank).to(at::kFloat).pow(2).mean();
+       }},
+      {"no rank uses the weight as before, and one saves the states with the others",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         if (rank == 1) look_up(model, rank);
+         if (rank == 0) plain(model, rank);
+         engine.parameter("wte.weight");
+         return plain(model, rank);
+       }},
+      {"a rank has other numbers of tokens",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         return loss_of(model, rank, kDeed, rank == 0 ? 1 : 2);
+       }},
+      {"the look-up is computed again",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) { return recomputed(model, rank); }},
+      {"the weight is written in a scope, and steps go on",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         {
+           const Gathered scope(engine, {model->wte->weight}, Gathered::Access::write);
+           const torch::NoGradGuard guard;
+           model->wte->weight.mul_(1.5);
+         }
+         return plain(model, rank);
+       }}};
+  for (const auto& [name, deed] : cases) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
+      const auto whole = done({1, 2}, 2, bf16, deed);
+      const auto rows = done(kTwoByOne, 3, bf16, deed);
+      expect_equal(rows.weights, whole.weights);
+      EXPECT_EQ(rows.norms, whole.norms);
+      EXPECT_FALSE(rows.rows[0]);
+      EXPECT_TRUE(rows.rows[1]);
+    }
+  }
+}
+
+// Between steps the states are saved and loaded, and two engines take turns within a step.
+TEST(LookUps, OfRowsGoOnAfterALoadAndBesideAnotherEngine) {
+  const TemporaryFolder folder;
+  const auto run = [&](World world, int stage) {
+    return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+      auto model = make_model();
+      auto second = make_model();
+      const auto c = tied_config(stage, true);
+      Engine engine(model.ptr(), AdamW{.lr = 1e-2}, c, group);
+      Engine other(second.ptr(), AdamW{.lr = 1e-2}, c, group);
+      const auto name = (folder / std::to_string(world.hosts)).string();
+      Done mine;
+      for (int64_t step = 0; step < 6; ++step) {
+        if (step == 2) engine.save(name);
+        const auto first = loss_of(model, group->rank(), step);
+        const auto next = loss_of(second, group->rank(), step + 1);
+        engine.backward(first);
+        other.backward(next);
+        mine.norms.push_back(other.step().grad_norm);
+        mine.norms.push_back(engine.step().grad_norm);
+        if (step == 3) engine.load(name);
+      }
+      mine.weights = weights(engine);
+      for (const auto& weight : weights(other)) mine.weights.push_back(weight);
+      return mine;
+    });
+  };
+  const auto whole = run({1, 2}, 2);
+  const auto rows = run(kTwoByOne, 3);
+  expect_equal(rows.weights, whole.weights);
+  EXPECT_EQ(rows.norms, whole.norms);
 }
 
 struct EarlyCase {

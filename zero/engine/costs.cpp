@@ -149,7 +149,8 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
   costs.reduce = link(messages.reduce.front());
   (plan.gradients.defers ? costs.reduce_at_end : costs.reduce) +=
       link(messages.reduce_over_replicas.front()) + link(messages.gather_over_replicas.front());
-  costs.reduce_at_end += link(look_ups_of(step, unit));
+  costs.reduce_at_end += link(messages.look_ups);
+  costs.publish += link(messages.rows);
   add_gradients(step, plan, costs);
   if (owns_some(step.layout.unit(unit), plan)) add_update(step, plan, on_disk, costs);
   return costs;
@@ -294,6 +295,26 @@ int64_t disk_bytes(const PlannedStep& step) {
   return sum;
 }
 
+void plan_look_up(PlannedStep& step, const TiedLookUp& look_up) {
+  if (look_up.parameter < 0 || look_up.rows > look_up.columns || step.grid.hosts == 1 ||
+      step.grid.replicas() > 1 || !step.sharded.gradients || step.timing.in_backward)
+    return;
+  const int64_t unit = step.layout.unit_of(look_up.parameter);
+  const auto& whole = step.layout.unit(unit);
+  const auto& plan = plan_of(step, unit);
+  const int64_t ranks = step.grid.ranks();
+  const int64_t message = at::round_up(look_up.rows * look_up.columns, partition::kAlignment);
+  const LookUpMessages messages{.unit = unit, .numel = ranks * message};
+  const bool suits = plan.trainable && plan.gradients_at == Tier::device &&
+                     plan.gradients.link.coding == LinkForm::Coding::raw &&
+                     whole.segments.size() == 1 && kLookUpShare * messages.numel <= whole.numel;
+  if (!suits) return;
+  step.look_ups = messages;
+  if (step.sharded.parameters && !step.kept_on_hosts && plan.parameters_at == Tier::device &&
+      !plan.parameter_link.quantised())
+    step.rows = messages;
+}
+
 int64_t disk_update_memory(const PlannedStep& step, int64_t buffer_count) {
   return DiskTier::update_memory(arrays_on_disk(step), buffer_count);
 }
@@ -306,6 +327,8 @@ UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
   messages.gather =
       all_gather(shard_group, unit.numel, raw(plan.dtype), plan.parameter_link.counted(plan.dtype));
   messages.gather_in_host.sent = partition::share_sent(unit.bytes(), shard_group.ranks_a_host);
+  messages.look_ups = look_ups_of(step, u);
+  messages.rows = rows_of(step, u);
   if (!plan.trainable) return messages;
   const auto& form = plan.gradients;
   for (const size_t pass : {0, 1}) {
@@ -372,8 +395,8 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
     const auto messages = unit_messages(step, u);
     add_gathers(step, plan, messages, published, sum);
     if (plan.trainable) add_reductions(step, plan, messages, sum);
-    add(look_ups_of(step, u), 1, sum.reduce_scatter, sum.reduce_scatter_link);
-    add(rows_of(step, u), 1, sum.all_gather, sum.all_gather_link);
+    add(messages.look_ups, 1, sum.reduce_scatter, sum.reduce_scatter_link);
+    add(messages.rows, 1, sum.all_gather, sum.all_gather_link);
   }
   if (!updated) return sum;
   for (const auto& batch : step.sweep_batches) {

@@ -16,4 +16,11 @@ struct LookUpMessages {
   int64_t numel = 0;  ///< the elements of their reduce-scatters or all-gathers, all slices
 };
 
+/// A look-up of a model's loss in a tied weight (V, C).
+struct TiedLookUp {
+  int64_t parameter = -1;  ///< the weight; -1: there is none
+  int64_t rows = 0;        ///< that one rank looks up, at most
+  int64_t columns = 0;
+};
+
 }  // namespace zero

@@ -18,9 +18,11 @@
 namespace zero {
 
 std::optional<std::vector<int64_t>> agree_on_rows(comm::Group& group, int64_t count,
-                                                  const at::Tensor& indices,
+                                                  const at::Tensor& indices, uint64_t order,
                                                   std::string_view label) {
-  std::vector<uint8_t> sent(static_cast<size_t>(1 + (count + 7) / 8), 0);
+  constexpr size_t kHead = 1 + sizeof(order);  // whether there are rows, and the order
+  std::vector<uint8_t> sent(kHead + static_cast<size_t>((count + 7) / 8), 0);
+  std::memcpy(&sent[1], &order, sizeof(order));
   const auto flat = indices.defined() ? indices.reshape({-1}).contiguous() : at::Tensor();
   const auto looked_up =
       flat.defined() ? std::span(flat.const_data_ptr<int64_t>(), static_cast<size_t>(flat.numel()))
@@ -30,16 +32,16 @@ std::optional<std::vector<int64_t>> agree_on_rows(comm::Group& group, int64_t co
       std::ranges::all_of(looked_up, [&](int64_t row) { return row >= 0 && row < count; });
   sent[0] = flat.defined() && valid ? 1 : 0;
   for (const int64_t row : valid ? looked_up : std::span<const int64_t>())
-    sent[static_cast<size_t>(1 + row / 8)] |= static_cast<uint8_t>(1U << (row % 8));
+    sent[kHead + static_cast<size_t>(row / 8)] |= static_cast<uint8_t>(1U << (row % 8));
   const auto all = comm::gather_arrays<uint8_t>(group, sent, label);
   for (size_t rank = 0; rank * sent.size() < all.size(); ++rank) {
     const auto* from = &all[rank * sent.size()];
-    if (from[0] == 0) return {};
-    for (size_t i = 0; i < sent.size(); ++i) sent[i] |= from[i];
+    if (from[0] == 0 || std::memcmp(from + 1, &all[1], sizeof(order)) != 0) return {};
+    for (size_t i = kHead; i < sent.size(); ++i) sent[i] |= from[i];
   }
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < count; ++row) {
-    if ((sent[static_cast<size_t>(1 + row / 8)] >> (row % 8) & 1) != 0) rows.push_back(row);
+    if ((sent[kHead + static_cast<size_t>(row / 8)] >> (row % 8) & 1) != 0) rows.push_back(row);
   }
   return rows;
 }
@@ -74,15 +76,24 @@ void RowLookUps::expect(int64_t parameter, int64_t columns) {
   columns_ = columns;
 }
 
-at::Tensor RowLookUps::look_up(const at::Tensor& indices) {
+at::Tensor RowLookUps::Room::take(int64_t numel, const at::TensorOptions& options) {
+  if (!array_.defined() || array_.numel() < numel) array_ = at::empty({numel}, options);
+  return array_.narrow(0, 0, numel);
+}
+
+at::Tensor RowLookUps::look_up(const paging::UnitSource::LookUp& mine) {
   asked_ = -1;
   const auto& layout = table_.layout();
   const auto& label = table_.label(unit_);
   const int64_t count = layout.unit(unit_).content / columns_;
-  const auto rows = agree_on_rows(table_.group(), count, indices, label);
+  const auto& given = mine.indices;
+  const bool wanted = given.defined() && given.scalar_type() == at::kLong && given.is_cpu();
+  const auto indices = wanted ? given : at::Tensor();
+  const auto rows = agree_on_rows(table_.group(), count, indices, mine.order, label);
   if (!rows) return {};
   const RowShares shares(layout, unit_, *rows, columns_);
   if (!shares.few) return {};
+  mine.meanwhile();
   const auto fetched = fetch(*rows, shares);
   auto shape = indices.sizes().vec();
   shape.push_back(columns_);
@@ -100,9 +111,10 @@ at::Tensor RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& 
   const auto& slice = table_.memory(unit_, State::parameters);
   const auto element = static_cast<int64_t>(slice.element_size());
   const int64_t slice_begin = layout.slice(unit_, group.rank()).begin;
-  auto mine = at::zeros({shares.message}, slice.options());
-  auto all = at::empty({layout.shards() * shares.message}, slice.options());
-  auto fetched = at::empty({static_cast<int64_t>(rows.size()), columns_}, slice.options());
+  const auto mine = mine_.take(shares.message, slice.options()).zero_();
+  const auto all = all_.take(layout.shards() * shares.message, slice.options());
+  const auto numel = static_cast<int64_t>(rows.size()) * columns_;
+  const auto fetched = fetched_.take(numel, slice.options()).view({-1, columns_});
   const auto bytes_of = [&](const at::Tensor& tensor, int64_t index) {
     return static_cast<std::byte*>(tensor.data_ptr()) + index * element;
   };

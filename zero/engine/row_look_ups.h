@@ -10,11 +10,12 @@
 // blocks] in models/layers/cross_entropy.cpp).
 //
 // All ranks must do the same. A rank may have no look-up in a step, or may use the weight otherwise
-// before. So in a step in which one is expected, the first use of the weight, whatever it is, tells
-// the others what it is: its rows, or that it needs all of the weight. If a rank needs all of it,
-// or if the rows are too many (kLookUpShare), every rank gathers it. A look-up is expected if all
-// ranks had one in the step before, with the projection behind it: that is when the gradient can
-// leave in tiles (Note [Tied gradient in tiles] in tied_gradient.h).
+// before. So in a step in which one is expected, the first gather of the weight, whoever wants it,
+// tells the others what it is for: its rows, or all of the weight. If a rank needs all of it, or if
+// the rows are too many (kLookUpShare), every rank gathers it. The pager says how ranks stay
+// together that do different things: Note [Gathers that ranks agree on] in paging/pager.h. A
+// look-up is expected if all ranks had one in the step before, with the projection behind it: that
+// is when the gradient can leave in tiles (Note [Tied gradient in tiles] in tied_gradient.h).
 //
 // The message has M C elements of each of N ranks, where M is the number of different rows that all
 // ranks look up and that lie in one rank's slice, of the rank that has most:
@@ -32,14 +33,16 @@
 #include "zero/comm/group.h"
 #include "zero/engine/look_ups.h"
 #include "zero/engine/state_table.h"
+#include "zero/paging/pager.h"
 #include "zero/partition/layout.h"
 
 namespace zero {
 
 /// Returns the rows, below `count` and ascending, that some rank looks up, or nothing if a rank has
-/// no `indices` (...) int64 (undefined), or invalid ones. Collective.
+/// no `indices` (...) int64 (undefined), or invalid ones, or another `order` than rank 0.
+/// Collective.
 std::optional<std::vector<int64_t>> agree_on_rows(comm::Group& group, int64_t count,
-                                                  const at::Tensor& indices,
+                                                  const at::Tensor& indices, uint64_t order,
                                                   std::string_view label);
 
 /// Rows of a weight that is all of a unit, by the ranks that have elements of them.
@@ -59,22 +62,32 @@ class RowLookUps {
 
   /// A step begins in which the look-up of this parameter (V, C) is expected; -1: none is.
   void expect(int64_t parameter, int64_t columns);
-  /// Returns whether the next use of the unit must tell the others what it is.
-  bool asks(int64_t unit) const { return unit == asked_; }
-  /// Tells the others which rows of the weight this rank looks up, `indices` (...) int64; an
-  /// undefined tensor: it needs the whole weight. Returns the rows (..., C), or an undefined tensor
-  /// if all ranks gather the weight. The slice is up to date. Collective.
-  at::Tensor look_up(const at::Tensor& indices);
+  /// Returns the unit whose next gather tells the others what it is for; -1: there is none.
+  int64_t asks() const { return asked_; }
+  /// Does what UnitSource::look_up does, for `indices` (...) on the CPU; where they are not of
+  /// int64, this rank needs the unit. Returns the rows (..., C), if at all. The slice is up to date
+  /// when `meanwhile` returns. Collective.
+  at::Tensor look_up(const paging::UnitSource::LookUp& mine);
   /// Returns the message of the step before the last `expect`.
   LookUpMessages of_last_step() const { return of_last_step_; }
 
  private:
   at::Tensor fetch(const std::vector<int64_t>& rows, const RowShares& shares);
 
+  // Arrays that are used again in the next step, unless they must grow.
+  class Room {
+   public:
+    at::Tensor take(int64_t numel, const at::TensorOptions& options);
+
+   private:
+    at::Tensor array_;
+  };
+
   StateTable& table_;
   std::atomic<int64_t> asked_ = -1;  // the unit
   int64_t unit_ = -1;
   int64_t columns_ = 0;
+  Room mine_, all_, fetched_;
   LookUpMessages of_step_{};
   LookUpMessages of_last_step_{};
 };

@@ -80,10 +80,14 @@ class SlicedUnits final : public PagedSource {
     release(unit);
   }
 
-  bool asks(int64_t unit) const override { return look_ups_.asks(unit); }
-  at::Tensor look_up(int64_t unit, const at::Tensor& indices) override {
-    updates_->complete_before_read(unit);
-    return look_ups_.look_up(indices);
+  int64_t asks() const override { return look_ups_.asks(); }
+  at::Tensor look_up(int64_t unit, const LookUp& mine) override {
+    auto then = mine;
+    then.meanwhile = [&] {
+      mine.meanwhile();
+      updates_->complete_before_read(unit);
+    };
+    return look_ups_.look_up(then);
   }
   void expect_look_up(int64_t parameter, int64_t columns) override {
     look_ups_.expect(parameter, columns);

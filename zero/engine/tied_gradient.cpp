@@ -76,7 +76,7 @@ std::optional<int64_t> TiedGradient::begin_pass(const GradientReduction::Pass& p
   const auto& shape = context_.arrivals.parameter(expected_);
   const auto rows = agree_on_rows(
       *context_.placement.all, shape.size(0),
-      candidate_ == expected_ ? announced.front().indices : at::Tensor(), "rows of look-ups");
+      candidate_ == expected_ ? announced.front().indices : at::Tensor(), 0, "rows of look-ups");
   if (!rows) return {};
   const int64_t unit = context_.layout.unit_of(expected_);
   Pass agreed{
