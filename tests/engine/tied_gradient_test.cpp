@@ -382,7 +382,9 @@ TEST(LookUps, OfRowsAreSafeWhateverARankDoes) {
       {"a pass throws before its look-up",
        [&](Engine& /*engine*/, Gpt2& model, int rank) {
          const auto wrong = tokens_of(rank, kDeed) + (rank == 0 ? tiled().vocab_size : 0);
-         if (rank == 0) EXPECT_ANY_THROW(model->loss(wrong, wrong));
+         if (rank == 0) {
+           EXPECT_ANY_THROW(model->loss(wrong, wrong));
+         }
          return plain(model, rank);
        }},
       {"a pass ends behind its look-up, and is made again",
