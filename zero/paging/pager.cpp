@@ -449,9 +449,12 @@ void Pager::unpin(std::span<const int64_t> units, size_t position, std::thread::
   for (size_t i = 0; i < units.size(); ++i) {
     auto& s = state(units[i]);
     drop_pin(s, thread);
-    if (planned && following_->keep[following_->trace.begin(position) + i] == 0 && s.pins.empty() &&
-        s.dirty == 0)
-      evict(units[i]);
+    if (!planned || !s.pins.empty() || s.dirty > 0) continue;
+    const size_t touch = following_->trace.begin(position) + i;
+    // A rank that makes a second forward pass may need a unit again that others do not.
+    const bool again = following_->next[touch] != Plan::kNever ||
+                       following_->trace.has(position, units, true);
+    if (following_->keep[touch] == 0 && again) evict(units[i]);
   }
   while (live_ > options_.budget_bytes && evict_one()) {
   }
