@@ -207,6 +207,7 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
     throw;
   }
   done();
+  if (rows.defined()) agreed_ = unit;
   return rows;
 }
 
@@ -451,10 +452,9 @@ void Pager::unpin(std::span<const int64_t> units, size_t position, std::thread::
     drop_pin(s, thread);
     if (!planned || !s.pins.empty() || s.dirty > 0) continue;
     const size_t touch = following_->trace.begin(position) + i;
-    // A rank that makes a second forward pass may need a unit again that others do not.
-    const bool again = following_->next[touch] != Plan::kNever ||
-                       following_->trace.has(position, units, true);
-    if (following_->keep[touch] == 0 && again) evict(units[i]);
+    // Rule 5 of Note [Gathers that ranks agree on]
+    const bool stays = units[i] == agreed_ && !following_->trace.has(position, units, true);
+    if (following_->keep[touch] == 0 && !stays) evict(units[i]);
   }
   while (live_ > options_.budget_bytes && evict_one()) {
   }
@@ -673,6 +673,7 @@ void Pager::end_step() {
   position_ = 0;
   following_ = nullptr;
   in_step_ = false;
+  agreed_ = kNoUnit;
 }
 
 std::unique_ptr<Plan> Pager::make(Trace trace) const {
