@@ -321,7 +321,7 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   }
   schedule.units = unit_costs(step);
   const int64_t element_bytes = config.parameter_bytes();
-  schedule.gathers = step.sharded.parameters;
+  schedule.gathers = step.sharded.parameters && !step.in_place;
   schedule.reduces_in = step.sharded.gradients                      ? paging::ReducesIn::every_pass
                         : options.own_memory() || options.hosts > 1 ? paging::ReducesIn::last_pass
                                                                     : paging::ReducesIn::step;
@@ -338,6 +338,7 @@ struct Row {
   int64_t prefetch_bytes = 0;
   std::string ahead{};
   paging::SimulatedStep step;
+  bool gathers = false;  ///< units, and does not read them where they lie
   Json json() const;
 };
 
@@ -370,7 +371,8 @@ std::vector<Row> simulate_all(const Options& options, const Recording& recording
     auto schedule = at_stage(options, recording, stage);
     rows.push_back({.stage = stage,
                     .ahead = stage == 3 ? "none" : "-",
-                    .step = paging::simulate(schedule, speeds)});
+                    .step = paging::simulate(schedule, speeds),
+                    .gathers = schedule.gathers});
     if (stage < 3) continue;
     schedule.prefetch_bytes = options.prefetch_parameters * (options.dtype == "bf16" ? 2 : 4);
     schedule.prefetch_bytes =
@@ -378,7 +380,8 @@ std::vector<Row> simulate_all(const Options& options, const Recording& recording
     rows.push_back({.stage = stage,
                     .prefetch_bytes = schedule.prefetch_bytes,
                     .ahead = bytes(schedule.prefetch_bytes) + (options.ahead ? "" : ", chosen"),
-                    .step = paging::simulate(schedule, speeds)});
+                    .step = paging::simulate(schedule, speeds),
+                    .gathers = schedule.gathers});
   }
   return rows;
 }
@@ -399,7 +402,7 @@ void print(const std::vector<Row>& rows) {
                ms(row.step.exposed_seconds()));
     for (const auto& [resource, title] : kColumns)
       fmt::print(" {:>8.2f}", ms(row.step.exposed[static_cast<size_t>(resource)]));
-    fmt::print("  {:>10}\n", row.stage == 3 ? bytes(row.step.live_bytes) : "-");
+    fmt::print("  {:>10}\n", row.gathers ? bytes(row.step.live_bytes) : "-");
   }
 }
 
@@ -467,7 +470,7 @@ int timeline(const Arguments& arguments) {
   fmt::print("{}\nsimulated at: {}\n", what, at);
   print(rows);
   const auto& last = rows.back();
-  if (last.stage == 3 && !options.ahead) {
+  if (last.gathers && !options.ahead) {
     fmt::print("\nstage3_prefetch_bucket_size {} ({}), stage3_max_live_parameters {} or more\n",
                last.prefetch_bytes / (options.dtype == "bf16" ? 2 : 4), bytes(last.prefetch_bytes),
                last.step.live_bytes / (options.dtype == "bf16" ? 2 : 4));

@@ -538,7 +538,12 @@ TEST(DeviceKernels, FeedForwardWithEpiloguesMakesTheGradientsThatAreWanted) {
   for (size_t alone = 0; alone < all.size(); ++alone) {
     const auto found = gradients([&](size_t i) { return i == alone; });
     for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(found[i].defined(), i == alone) << i;
-    EXPECT_TRUE(at::equal(found[alone], expected[alone])) << alone;
+    if (device().is_cuda()) {  // each epilogue has an algorithm of its own, which may add in
+                               // another order
+      EXPECT_TRUE(at::allclose(found[alone], expected[alone], 0.02, 0.02)) << alone;
+    } else {
+      EXPECT_TRUE(at::equal(found[alone], expected[alone])) << alone;
+    }
   }
   const auto x = all[0].to(device()).to(at::kBFloat16).requires_grad_();
   std::vector<Tensor> layers{x};

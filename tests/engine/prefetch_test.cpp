@@ -24,7 +24,6 @@ namespace zero {
 namespace {
 
 using comm::Collective;
-using paging::UnitCosts;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 

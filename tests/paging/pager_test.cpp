@@ -14,6 +14,7 @@
 #include "tests/paging/local_source.h"
 #include "zero/base/error.h"
 #include "zero/base/host_allocator.h"
+#include "zero/base/weight_use.h"
 
 namespace zero::paging {
 namespace {
@@ -256,6 +257,50 @@ TEST(Pager, AChangeWaitsForAGatherThatHasBegun) {
   source.let_go.count_down();
   reader.join();
   change.join();
+}
+
+// Has the first half of each unit at once.
+struct EarlySource : LocalSource {
+  explicit EarlySource(const partition::Layout& of) : LocalSource(of), layout(of) {}
+  UnitPart here(int64_t unit) override {
+    const int64_t half = layout.unit(unit).numel / 2;
+    return {{0, half}, at::from_blob(data(0), {half}, at::kFloat)};
+  }
+  const partition::Layout& layout;
+};
+
+TEST(Pager, RowsThatAreUsedEarlyAndTheOthersAreOfOneVersion) {
+  const torch::NoGradGuard no_grad;
+  const auto parameters = matrices({8});
+  const partition::Layout layout(Paged::describe(parameters), 1, 1);
+  EarlySource source(layout);
+  std::memcpy(source.data(0), parameters[0].storage().data(), parameters[0].storage().nbytes());
+  Pager pager(layout, parameters, source, std::make_shared<Ledger>(), {.budget_bytes = 1 << 20});
+  std::thread changer;
+  float early = 0;
+  float late = 0;
+  use_weight(
+      parameters[0],
+      [&](const WeightRows& here) {
+        early = here.rows[0][0].item<float>();
+        std::latch begun(1);
+        changer = std::thread([&] {
+          begun.count_down();
+          const Pager::Change change(pager);  // waits until the whole use has ended
+          auto* values = reinterpret_cast<float*>(source.data(0));
+          std::fill(values, values + parameters[0].numel(), 2.0F);
+          pager.invalidate();
+        });
+        begun.wait();
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        return here.rows.size(0);
+      },
+      [&] { late = parameters[0].detach()[7][0].item<float>(); });
+  changer.join();
+  EXPECT_EQ(early, 1);
+  EXPECT_EQ(late, 1);
+  EXPECT_EQ(parameters[0].detach()[7][0].item<float>(), 2);
+  EXPECT_EQ(pager.counts().early_rows, 4);
 }
 
 TEST(Pager, ThreadsShareAUnit) {

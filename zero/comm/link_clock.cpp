@@ -29,6 +29,7 @@ LinkClock::Clock::time_point LinkClock::settle() {
 }
 
 void LinkClock::count_call(int more) {
+  if (!owner_.here()) return;  // a thread of the parent may have held the mutex
   const std::lock_guard lock(mutex_);
   settle();
   calls_ += more;
@@ -48,7 +49,8 @@ LinkClock::Clock::duration LinkClock::longest(int64_t bytes) const {
 }
 
 void LinkClock::move(State from, State to, Clock::duration time) {
-  time = std::min(time, spent(from));
+  // Several threads may have waited at the same time, which counts once.
+  time = std::min(time, spent(from) - told_spent_[static_cast<size_t>(from)]);
   spent(from) -= time;
   spent(to) += time;
 }
@@ -79,6 +81,7 @@ std::optional<LinkSpeed> LinkClock::speed() {
 LinkTimes LinkClock::times() {
   const std::lock_guard lock(mutex_);
   told_ = settle();
+  told_spent_ = spent_;
   worked_ = {};
   const auto ms = [&](State state) {
     return std::chrono::duration<double, std::milli>(spent(state)).count();

@@ -32,6 +32,7 @@
 #include <mutex>
 #include <optional>
 
+#include "zero/base/owner_process.h"
 #include "zero/comm/link_speed.h"
 #include "zero/comm/link_times.h"
 
@@ -83,7 +84,7 @@ class LinkClock {
   using Clock = std::chrono::steady_clock;
   enum class State : uint8_t { busy, nothing_to_send, processor, peer_late };
 
-  void count_call(int more);
+  void count_call(int more);  // nothing in a forked child
   Clock::time_point begin_wait(Wait wait);
   void end_wait(Wait wait, int64_t bytes, Clock::time_point began);
 
@@ -96,6 +97,7 @@ class LinkClock {
   void move(State from, State to, Clock::duration time);
   Clock::duration& spent(State state) { return spent_[static_cast<size_t>(state)]; }
 
+  OwnerProcess owner_;
   std::mutex mutex_;
   Clock::time_point settled_ = Clock::now();
   int calls_ = 0;                           // under way
@@ -103,6 +105,7 @@ class LinkClock {
   std::array<Clock::duration, 4> spent_{};  // by State
   Clock::duration worked_{};                // `processor` since the last wait for bytes or a record
   Clock::time_point told_ = settled_;       // when `times` was asked last
+  std::array<Clock::duration, 4> told_spent_{};  // what was spent until then
   std::optional<LinkSpeed> speed_;
 };
 

@@ -209,7 +209,8 @@ struct Config {
   int64_t prefetch_bucket_size = 50'000'000;
   /// If `compute` is given, the engine chooses a distance after the first update: the least, within
   /// `prefetch_bucket_size`, that makes the step as short as these speeds allow. On several hosts
-  /// it measures the speeds if neither `compute` nor `link` is given. Results are the same.
+  /// it measures the speeds if neither `compute` nor `link` is given and libzero carries the
+  /// tensors. Results are the same.
   PrefetchSpeeds prefetch_speeds{};
   /// The bytes that a rank may hold: states, buffers and activations together (activations as far
   /// as install_host_allocator() counts them); 0: no limit. States that exceed it are refused

@@ -132,11 +132,12 @@ void add_zero_optimization(All& all) {
             "on several hosts, if `link` is not given either, both speeds are measured, and the "
             "second step is simulated; otherwise the engine does not choose. Not in DeepSpeed."),
       &PrefetchSpeeds::compute);
-  speeds.add("link",
-             speed("Bytes a second that a rank sends; on several hosts, that a host sends",
-                   "0: measured at the start on several hosts; on one host treated as infinitely "
-                   "fast."),
-             &PrefetchSpeeds::link);
+  speeds.add(
+      "link",
+      speed("Bytes a second that a rank sends; on several hosts, that a host sends",
+            "0: measured at the start on several hosts; treated as infinitely fast on one host, "
+            "and where NCCL carries tensors."),
+      &PrefetchSpeeds::link);
   speeds.add("pcie",
              speed("Bytes a second between device and host, in each direction",
                    "0: treated as infinitely fast."),

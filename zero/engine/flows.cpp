@@ -45,7 +45,7 @@ std::unique_ptr<store::DiskTier> make_disk(const EnginePlan& plan) {
 
 // All refusals have come before this; from here on the model changes.
 Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hyper_parameters,
-             MemoryBudget& memory, const StepRecording& recording)
+             MemoryBudget& memory, StepRecording& recording)
     : copier_(plan.model().device()) {
   const c10::NoGradGuard no_grad;
   auto& model = plan.model();
@@ -93,7 +93,7 @@ void Flows::make_table(const EnginePlan& plan) {
 }
 
 void Flows::make_gather(const EnginePlan& plan, const MemoryBudget& memory,
-                        const StepRecording& recording) {
+                        StepRecording& recording) {
   const auto& config = plan.config();
   const int64_t slice_bytes = config.unit_bytes / plan.placement().shards->size();
   gather_ = std::make_unique<GatherFlow>(

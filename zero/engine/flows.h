@@ -24,7 +24,7 @@ class Flows {
   /// Makes the flows and moves the model's values in. If that fails, any use of a parameter whose
   /// bytes are lost throws an error that says so. All arguments outlive this. Collective.
   Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hyper_parameters,
-        MemoryBudget& memory, const StepRecording& recording);
+        MemoryBudget& memory, StepRecording& recording);
 
   StateTable& table() const { return *table_; }
   FactoredStates& factored() const { return *factored_; }
@@ -37,8 +37,7 @@ class Flows {
 
  private:
   void make_table(const EnginePlan& plan);
-  void make_gather(const EnginePlan& plan, const MemoryBudget& memory,
-                   const StepRecording& recording);
+  void make_gather(const EnginePlan& plan, const MemoryBudget& memory, StepRecording& recording);
   void move_in(const EnginePlan& plan);
   void move_parameters(const EnginePlan& plan);
   void start(EnginePlan& plan, MemoryBudget& memory);

@@ -57,7 +57,7 @@ class StepProgress {
   /// Returns that factor for updates in backward, which need no norm: that of the last
   /// `begin_updates`, or 1 if nothing is clipped.
   double clipping_factor_in_backward() const { return in_backward_.value_or(1); }
-  /// A pass with updates in backward begins: `clipping_factor` stays the same up to `restart`.
+  /// A pass with updates in backward begins: `clipping_factor` stays the same up to the next pass.
   void begin_updates();
   /// Returns the norm of the mean gradient in the last step that updated with finite gradients.
   const std::optional<double>& last_norm() const { return last_norm_; }

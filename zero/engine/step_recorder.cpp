@@ -139,6 +139,13 @@ StepRecorder::~StepRecorder() {
     at::removeCallback(std::exchange(recorded->handle, at::INVALID_CALLBACK_HANDLE));
 }
 
+bool StepRecorder::begun() const { return state_->pager.position() > 0; }
+
+size_t StepRecorder::operators() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->flops.size();
+}
+
 void StepRecorder::touched() {
   if (auto* recorded = Recorded<State>::of_this_thread()) recorded->add(state_);
 }

@@ -25,6 +25,10 @@ class StepRecorder final : public ReductionObserver {
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
+  /// Returns whether an operator of the step that the pager is in has used a unit.
+  bool begun() const;
+  /// Returns how many operators of the pager's trace are recorded so far, or fewer.
+  size_t operators() const;
   /// An operator on this thread uses a unit of the pager. The thread may be one of autograd's.
   void touched();
   /// The reduction of `unit` starts now.

@@ -64,7 +64,9 @@ void StepRecording::end_step(bool updated, const Flows& flows) {
     return;
   }
   auto& pager = *flows.gather().pager();
-  if (const auto* plan = pager.plan()) {
+  // A step that is too long for a plan leaves that of a step before.
+  const auto* plan = pager.plan();
+  if (plan != nullptr && recorder_->operators() <= plan->trace.operators()) {
     const auto& config = plan_.config();
     recorded_ = {.trace = plan->trace,
                  .gathers = true,

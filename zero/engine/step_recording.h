@@ -42,8 +42,10 @@ class StepRecording {
   /// be chosen.
   void end_step(bool updated, const Flows& flows);
   /// See SourceParts::touched.
-  void touched() const {
-    if (recorder_) recorder_->touched();
+  void touched() {
+    if (!recorder_) return;
+    if (!recorder_->begun()) begin_time();  // what came before, as a validation, was no step
+    recorder_->touched();
   }
   /// Returns the last step that was recorded, or null.
   const paging::StepSchedule* schedule() const { return recorded_ ? &*recorded_ : nullptr; }

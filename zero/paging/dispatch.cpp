@@ -138,7 +138,7 @@ void use_paged(const at::Tensor& weight, const UseRows& early, const std::functi
   const auto* page = page_of(weight);
   if (page == nullptr || c10::impl::tls_is_dispatch_key_excluded(kPagedKey)) return rest();
   const auto use = [&](const UnitPart& part) -> int64_t {
-    const auto element = static_cast<int64_t>(weight.element_size());
+    const int64_t element = weight.element_size();
     const auto here = rows_in(part, weight, page->byte_offset / element);
     return here ? early(*here) : 0;
   };

@@ -135,8 +135,11 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
   try {
     if (in_step_) pin.position_ = advance(lock, units);
     for (const int64_t unit : units) {
-      if (early) use_early(lock, unit, early);
-      acquire(lock, unit);
+      if (early) {
+        acquire_early(lock, unit, early);
+      } else {
+        acquire(lock, unit);
+      }
       pin.units_.push_back(unit);
     }
   } catch (...) {
@@ -317,8 +320,9 @@ void Pager::drop_pin(UnitState& state, std::thread::id thread) {
   if (state.pins.empty()) unpinned_.notify_all();
 }
 
-// Lets `early` have the part of a unit that is here, if the others are on their way.
-void Pager::use_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early) {
+// Lets `early` have the part of a unit that is here, if the others are on their way, and acquires
+// the unit. A pin lasts from one to the other, so that nobody changes the unit between.
+void Pager::acquire_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early) {
   const auto thread = std::this_thread::get_id();
   auto& s = state(unit);
   add_pin(lock, unit);
@@ -331,6 +335,7 @@ void Pager::use_early(std::unique_lock<std::mutex>& lock, int64_t unit, const Us
       lock.lock();
       counts_.early_rows += rows;
     }
+    acquire(lock, unit);
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     drop_pin(s, thread);

@@ -285,7 +285,7 @@ class Pager {
                    const std::vector<int64_t>& order);
   void add_pin(std::unique_lock<std::mutex>& lock, int64_t unit);
   void drop_pin(UnitState& state, std::thread::id thread);
-  void use_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);
+  void acquire_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);
   void acquire(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start_owed(std::unique_lock<std::mutex>& lock, int64_t until);

@@ -79,7 +79,7 @@ at::Tensor padded(const at::Tensor& weight, at::ScalarType dtype, int64_t rows) 
 // waits for both. On an EPYC the blocks have the bits of the whole product, by oneDNN (bf16, fp32)
 // and by MKL (fp32), and take as long to 1 %; in fp32 they take 3 % less.
 at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight) {
-  if (!x.is_cpu()) return product(x, weight.t());  // a trace (planner/trace.h) has one product, too
+  if (!on_cpu(x)) return product(x, weight.t());
   const int64_t vocabulary = weight.size(0);
   auto logits = at::empty({x.size(0), vocabulary}, x.options());
   // Makes those of the blocks from `begin` to `end`. `rows` begin with the row `first`.

@@ -185,10 +185,22 @@ bool by_epilogues(const at::Tensor& x, const at::Tensor& weight1, const at::Tens
   if (use == EpilogueUse::never || on_cpu(x) || x.numel() == 0 || autocast_dtype(x)) return false;
   const auto dtype = x.scalar_type();
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return false;
-  for (const auto& tensor : {weight1, bias1, weight2, bias2})
-    if (tensor.defined() && tensor.scalar_type() != dtype) return false;
+  for (const auto& tensor : {weight1, bias1, weight2, bias2}) {
+    if (tensor.defined() &&
+        (tensor.scalar_type() != dtype || tensor.device() != x.device() || !tensor.is_contiguous()))
+      return false;
+  }
+  if (weight1.dim() != 2 || weight2.dim() != 2) return false;
+  // Shapes that do not go together are the other way's to refuse.
   const int64_t outputs = transposed ? 0 : 1;
-  for (const auto width : {x.size(-1), weight1.size(outputs), weight2.size(outputs)})
+  const auto in = x.size(-1), between = weight1.size(outputs), out = weight2.size(outputs);
+  const auto fits = [](const at::Tensor& bias, int64_t width) {
+    return !bias.defined() || (bias.dim() == 1 && bias.size(0) == width);
+  };
+  if (weight1.size(1 - outputs) != in || weight2.size(1 - outputs) != between ||
+      !fits(bias1, between) || !fits(bias2, out))
+    return false;
+  for (const auto width : {in, between, out})
     if (width % kRowMultiple != 0) return false;
   if (!has_device_kernel(x, kLinearGelu) || !has_device_kernel(x, kLinearGeluBackward))
     return false;

@@ -25,7 +25,7 @@
 
 namespace zero {
 
-/// When a device that has the operators of Note [Epilogues of products] uses them.
+/// Says when a device that has the operators of Note [Epilogues of products] uses them.
 enum class EpilogueUse : uint8_t {
   where_faster,  ///< on the devices that a plugin expects to gain by them
   always,        ///< on all that have them
