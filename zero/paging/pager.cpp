@@ -183,6 +183,7 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
     return {};
   }
   s.presence = Presence::gathering;
+  agreed_ = unit;
   const auto done = [&] {
     if (!lock.owns_lock()) lock.lock();
     s.presence = Presence::absent;
@@ -210,7 +211,6 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
     throw;
   }
   done();
-  if (rows.defined()) agreed_ = unit;
   return rows;
 }
 

@@ -30,8 +30,8 @@
 //      engine: a rank may compute no more than a part of its model, or throw.
 //   4. The first of these gathers start before the rows are sent: while each rank brings its slice
 //      of the weight up to date, the link would stand still.
-//   5. A plan does not evict the weight before backward (`agreed_`): a rank that makes one more
-//      forward pass would gather it again, and the others would not.
+//   5. After an agreement no plan evicts the unit before backward (`agreed_`): a rank that makes one
+//      more forward pass would gather it again, and the others would not.
 //
 // Note [Frames on a device]
 // On a device units are gathered on a stream of the pager's own, into frames that are used again
@@ -334,7 +334,7 @@ class Pager {
   std::vector<int64_t> dirty_;
   int64_t live_ = 0;          // bytes of present and gathering units
   std::deque<int64_t> owed_;  // all ranks gather these next, in this order
-  int64_t agreed_ = -1;       // the ranks have looked up rows of this unit in this step
+  int64_t agreed_ = -1;       // the ranks have agreed on a gather of this unit in this step
   bool in_step_ = false;
   Trace trace_;                               // the trace of the step under way
   std::atomic<size_t> position_ = 0;          // the number of its operators so far
