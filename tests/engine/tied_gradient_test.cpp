@@ -314,6 +314,7 @@ Done done(World world, int stage, bool bf16, const Deed& deed) {
       engine.backward(step == kDeed ? deed(engine, model, group->rank())
                                     : loss_of(model, group->rank(), step));
       mine.norms.push_back(engine.step().grad_norm);
+      EXPECT_EQ(group->ledger()->usage(Category::gathered_units).current, 0);
       const auto formula = engine.traffic_formula().all_gather;
       if (step == 0) plain = formula;
       mine.rows.push_back(formula > plain);
@@ -408,6 +409,13 @@ TEST(LookUps, OfRowsAreSafeWhateverARankDoes) {
          engine.parameter("wte.weight");
          return plain(model, rank);
        }},
+      {"a rank stops behind its look-up, and all ask which gradients there are",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         if (rank == 0) look_up(model, rank);
+         if (rank == 1) plain(model, rank);
+         engine.gradients_present();
+         return plain(model, rank);
+       }},
       {"a rank has other numbers of tokens",
        [&](Engine& /*engine*/, Gpt2& model, int rank) {
          return loss_of(model, rank, kDeed, rank == 0 ? 1 : 2);
@@ -437,6 +445,22 @@ TEST(LookUps, OfRowsAreSafeWhateverARankDoes) {
 }
 
 // Between steps the states are saved and loaded, and two engines take turns within a step.
+TEST(LookUps, LeaveNothingWhereAnEngineEndsBehindThem) {
+  train_in(kTwoByOne, 0, [&](const std::shared_ptr<comm::Group>& group) {
+    for (int engines = 0; engines < 2; ++engines) {
+      auto model = make_model();
+      Engine engine(model.ptr(), AdamW{.lr = 1e-2}, tied_config(3, true), group);
+      for (int64_t step = 0; step < 3; ++step) {
+        engine.backward(loss_of(model, group->rank(), step));
+        engine.step();
+      }
+      look_up(model, group->rank());
+    }
+    EXPECT_EQ(group->ledger()->usage(Category::gathered_units).current, 0);
+    return Done{};
+  });
+}
+
 TEST(LookUps, OfRowsGoOnAfterALoadAndBesideAnotherEngine) {
   const TemporaryFolder folder;
   const auto run = [&](World world, int stage) {

@@ -27,12 +27,13 @@ void use_weight(const at::Tensor& weight, const UseRows& early, const std::funct
 /// the weight may bring these rows alone. Not differentiable.
 at::Tensor look_up_rows(const at::Tensor& weight, const at::Tensor& indices);
 
-/// Do the work of these for weights that somebody brings. An undefined tensor: `weight` is to be
-/// read.
+/// A LookUpRows does the work of `look_up_rows` for weights that somebody brings, or returns an
+/// undefined tensor where `weight` is to be read. A UseWeight does that of `use_weight`.
 using LookUpRows = at::Tensor (*)(const at::Tensor& weight, const at::Tensor& indices);
 using UseWeight = void (*)(const at::Tensor& weight, const UseRows& early,
                            const std::function<void()>& rest);
-/// Makes them serve from now on. The pager calls it once, when the library is loaded.
+/// Lets `use_weight` and `look_up_rows` call these from now on. The pager calls it once, when the
+/// library is loaded.
 void serve_weight_uses(UseWeight use, LookUpRows look_up);
 
 }  // namespace zero

@@ -297,7 +297,7 @@ int64_t disk_bytes(const PlannedStep& step) {
 
 void plan_look_up(PlannedStep& step, const TiedLookUp& look_up) {
   if (look_up.parameter < 0 || look_up.rows > look_up.columns || step.grid.hosts == 1 ||
-      step.grid.replicas() > 1 || !step.sharded.gradients || step.timing.in_backward)
+      step.grid.replicas() > 1 || !step.sharded.gradients || step.timing.keeps_old_parameters())
     return;
   const int64_t unit = step.layout.unit_of(look_up.parameter);
   const auto& whole = step.layout.unit(unit);
@@ -306,8 +306,8 @@ void plan_look_up(PlannedStep& step, const TiedLookUp& look_up) {
   const int64_t message = at::round_up(look_up.rows * look_up.columns, partition::kAlignment);
   const LookUpMessages messages{.unit = unit, .numel = ranks * message};
   const bool suits = plan.trainable && plan.gradients_at == Tier::device &&
-                     plan.gradients.link.coding == LinkForm::Coding::raw &&
-                     whole.segments.size() == 1 && kLookUpShare * messages.numel <= whole.numel;
+                     plan.gradients.sends_as_made(plan.dtype) && whole.segments.size() == 1 &&
+                     kLookUpShare * messages.numel <= whole.numel;
   if (!suits) return;
   step.look_ups = messages;
   if (step.sharded.parameters && !step.kept_on_hosts && plan.parameters_at == Tier::device &&

@@ -1,10 +1,6 @@
 #include "zero/engine/row_look_ups.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -76,11 +72,6 @@ void RowLookUps::expect(int64_t parameter, int64_t columns) {
   columns_ = columns;
 }
 
-at::Tensor RowLookUps::Room::take(int64_t numel, const at::TensorOptions& options) {
-  if (!array_.defined() || array_.numel() < numel) array_ = at::empty({numel}, options);
-  return array_.narrow(0, 0, numel);
-}
-
 at::Tensor RowLookUps::look_up(const paging::UnitSource::LookUp& mine) {
   asked_ = -1;
   const auto& layout = table_.layout();
@@ -94,53 +85,64 @@ at::Tensor RowLookUps::look_up(const paging::UnitSource::LookUp& mine) {
   const RowShares shares(layout, unit_, *rows, columns_);
   if (!shares.few) return {};
   mine.meanwhile();
-  const auto fetched = fetch(*rows, shares);
   auto shape = indices.sizes().vec();
   shape.push_back(columns_);
-  const auto positions = at::searchsorted(at::tensor(*rows, at::kLong), indices.reshape({-1}));
-  auto result = at::empty(shape, fetched.options());  // autograd takes no view of another array
-  auto flat = result.view({-1, columns_});
-  at::index_select_out(flat, fetched, 0, positions);
+  auto result = at::empty(shape, table_.memory(unit_, State::parameters).options());
+  fetch(*rows, shares, indices.reshape({-1}), result.data_ptr());
   return result;
 }
 
-// Returns the rows (R, C). Collective.
-at::Tensor RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares) {
+// Writes a row to `to` (tokens, C) for each of the tokens (tokens). Collective.
+void RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares,
+                       const at::Tensor& tokens, void* to) {
   const auto& layout = table_.layout();
   auto& group = table_.group();
   const auto& slice = table_.memory(unit_, State::parameters);
   const auto element = static_cast<int64_t>(slice.element_size());
   const int64_t slice_begin = layout.slice(unit_, group.rank()).begin;
-  const auto mine = mine_.take(shares.message, slice.options()).zero_();
-  const auto all = all_.take(layout.shards() * shares.message, slice.options());
-  const auto numel = static_cast<int64_t>(rows.size()) * columns_;
-  const auto fetched = fetched_.take(numel, slice.options()).view({-1, columns_});
-  const auto bytes_of = [&](const at::Tensor& tensor, int64_t index) {
-    return static_cast<std::byte*>(tensor.data_ptr()) + index * element;
+  // Neither is as large as an eighth of the weight, in whose place they are.
+  const auto array = [&](int64_t numel) {
+    return group.empty(numel, slice.scalar_type(), Category::gathered_units);
   };
+  const auto mine = array(shares.message).zero_();
+  const auto all = array(layout.shards() * shares.message);
   // Calls `f` with the part of each of the owner's rows that lies in its slice.
   const auto for_each = [&](int owner, const auto& f) {
     int64_t place = 0;
     for (const int64_t position : shares.of_owner[static_cast<size_t>(owner)]) {
       const int64_t begin = rows[static_cast<size_t>(position)] * columns_;
       const auto part = partition::intersect({begin, begin + columns_}, layout.slice(unit_, owner));
-      f(place + part.begin - begin, part, position * columns_ + part.begin - begin);
+      f(place + part.begin - begin, part, position);
       place += columns_;
     }
   };
-  for_each(group.rank(), [&](int64_t in_message, partition::Range part, int64_t /*to*/) {
-    std::memcpy(bytes_of(mine, in_message), bytes_of(slice, part.begin - slice_begin),
-                static_cast<size_t>(part.size() * element));
+  const auto copy = [&](void* destination, int64_t at, const at::Tensor& source, int64_t from,
+                        int64_t numel) {
+    std::memcpy(static_cast<std::byte*>(destination) + at * element,
+                static_cast<const std::byte*>(source.const_data_ptr()) + from * element,
+                static_cast<size_t>(numel * element));
+  };
+  for_each(group.rank(), [&](int64_t in_message, partition::Range part, int64_t /*position*/) {
+    copy(mine.data_ptr(), in_message, slice, part.begin - slice_begin, part.size());
   });
   if (shares.message > 0) group.all_gather(all, mine, table_.label(unit_)).wait();
   of_step_ = {.unit = unit_, .numel = all.numel()};
+
+  const auto token = tokens.contiguous();
+  std::vector<std::vector<int64_t>> tokens_of(rows.size());  // the places of each row in `to`
+  for (int64_t i = 0; i < token.numel(); ++i) {
+    const auto row = std::ranges::lower_bound(rows, token.const_data_ptr<int64_t>()[i]);
+    tokens_of[static_cast<size_t>(row - rows.begin())].push_back(i);
+  }
   for (int owner = 0; owner < layout.shards(); ++owner) {
-    for_each(owner, [&](int64_t in_message, partition::Range part, int64_t to) {
-      std::memcpy(bytes_of(fetched, to), bytes_of(all, owner * shares.message + in_message),
-                  static_cast<size_t>(part.size() * element));
+    for_each(owner, [&](int64_t in_message, partition::Range part, int64_t position) {
+      const size_t row = static_cast<size_t>(position);
+      for (const int64_t i : tokens_of[row]) {
+        const int64_t at = i * columns_ + part.begin - rows[row] * columns_;
+        copy(to, at, all, owner * shares.message + in_message, part.size());
+      }
     });
   }
-  return fetched;
 }
 
 }  // namespace zero

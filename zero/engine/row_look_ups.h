@@ -50,7 +50,7 @@ struct RowShares {
   RowShares(const partition::Layout& layout, int64_t unit, const std::vector<int64_t>& rows,
             int64_t columns);
   std::vector<std::vector<int64_t>> of_owner;  ///< by rank, positions in `rows`
-  int64_t message = 0;  ///< elements of one owner's rows, of the owner with most: whole rows
+  int64_t message = 0;  ///< elements of the rows of the owner that has most of them
   bool few = false;     ///< the messages of all owners have few elements: kLookUpShare
 };
 
@@ -72,22 +72,13 @@ class RowLookUps {
   LookUpMessages of_last_step() const { return of_last_step_; }
 
  private:
-  at::Tensor fetch(const std::vector<int64_t>& rows, const RowShares& shares);
-
-  // Arrays that are used again in the next step, unless they must grow.
-  class Room {
-   public:
-    at::Tensor take(int64_t numel, const at::TensorOptions& options);
-
-   private:
-    at::Tensor array_;
-  };
+  void fetch(const std::vector<int64_t>& rows, const RowShares& shares, const at::Tensor& tokens,
+             void* to);
 
   StateTable& table_;
   std::atomic<int64_t> asked_ = -1;  // the unit
   int64_t unit_ = -1;
   int64_t columns_ = 0;
-  Room mine_, all_, fetched_;
   LookUpMessages of_step_{};
   LookUpMessages of_last_step_{};
 };

@@ -31,12 +31,8 @@ TiedGradient::TiedGradient(const ReductionContext& context, const SumsByTier& su
 bool TiedGradient::suits(int64_t parameter) const {
   const int64_t unit = context_.layout.unit_of(parameter);
   const auto& plan = context_.table.plan(unit);
-  const auto& form = plan.gradients;
   const auto& settings = context_.settings;
-  const bool as_they_are = form.collected == plan.dtype && !form.converts() &&
-                           form.sent_dtype(true) == plan.dtype &&
-                           form.sent_dtype(false) == plan.dtype &&
-                           form.link.coding == LinkForm::Coding::raw && settings.predivisor == 1;
+  const bool as_they_are = plan.gradients.sends_as_made(plan.dtype) && settings.predivisor == 1;
   return context_.placement.all->topology().hosts > 1 && context_.replicas() == nullptr &&
          !context_.side && as_they_are && !settings.hands_over && !settings.doubled &&
          plan.gradients_at == Tier::device && context_.layout.unit(unit).segments.size() == 1;

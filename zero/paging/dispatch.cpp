@@ -130,6 +130,9 @@ at::Tensor look_up_paged(const at::Tensor& weight, const at::Tensor& indices) {
   const auto* page = page_of(weight);
   if (page == nullptr || c10::impl::tls_is_dispatch_key_excluded(kPagedKey) || !is_whole(weight))
     return {};
+  const auto& parameter = page->pager->parameter(*page);
+  if (weight.sizes() != parameter.sizes() || weight.scalar_type() != parameter.scalar_type())
+    return {};
   return page->pager->look_up(page->unit, indices);
 }
 

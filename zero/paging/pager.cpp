@@ -85,7 +85,6 @@ Pager::Pager(const partition::Layout& layout, std::vector<at::Tensor> parameters
 
 Pager::~Pager() {
   try {
-    if (std::uncaught_exceptions() == 0) start_owed();
     evict_all();  // waits for gathers ahead of their use
     while (!free_frames_.empty()) drop_oldest_frame();
     settle_gathers();
@@ -162,7 +161,7 @@ std::vector<int64_t> Pager::gathers_until(int64_t unit) const {
   for (size_t i = following_ != nullptr ? next_gather_ : 0; i < plan->gathers.size(); ++i) {
     const int64_t next = plan->gathers[i].unit;
     if (std::exchange(seen[static_cast<size_t>(next)], 1) != 0) return {};
-    if (state(next).presence != Presence::absent) continue;
+    if (state(next).presence != Presence::absent) continue;  // it fits, so it stays until then
     order.push_back(next);
     bytes += layout_.unit(next).bytes();
     if (bytes > options_.budget_bytes) return {};
@@ -194,7 +193,7 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
     lock.lock();
     owed_.assign(order.begin(), order.end());
     const int64_t most = layout_.unit(unit).bytes() / kMeanwhile;
-    for (int64_t bytes = 0; bytes < most && owed_.front() != unit;) {
+    for (int64_t bytes = 0; bytes < most && !owed_.empty() && owed_.front() != unit;) {
       const int64_t next = owed_.front();
       bytes += layout_.unit(next).bytes();
       start(lock, next);
@@ -217,9 +216,9 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
 at::Tensor Pager::look_up(int64_t unit, const at::Tensor& indices) {
   std::unique_lock lock(mutex_);
   if (source_.asks() != unit || state(unit).presence != Presence::absent) return {};
-  source_.touched(unit);
-  const auto order = gathers_until(unit);
   try {
+    source_.touched(unit);
+    const auto order = gathers_until(unit);
     return agree(lock, unit, order.empty() ? at::Tensor() : indices, order);
   } catch (const Error&) {
     lock.unlock();
@@ -457,7 +456,7 @@ void Pager::unpin(std::span<const int64_t> units, size_t position, std::thread::
     drop_pin(s, thread);
     if (!planned || !s.pins.empty() || s.dirty > 0) continue;
     const size_t touch = following_->trace.begin(position) + i;
-    // Rule 5 of Note [Gathers that ranks agree on]
+    // This is rule 5 of Note [Gathers that ranks agree on].
     const bool stays = units[i] == agreed_ && !following_->trace.has(position, units, true);
     if (following_->keep[touch] == 0 && !stays) evict(units[i]);
   }

@@ -30,8 +30,10 @@
 //      engine: a rank may compute no more than a part of its model, or throw.
 //   4. The first of these gathers start before the rows are sent: while each rank brings its slice
 //      of the weight up to date, the link would stand still.
-//   5. After an agreement no plan evicts the unit before backward (`agreed_`): a rank that makes one
-//      more forward pass would gather it again, and the others would not.
+//   5. After an agreement no plan evicts the unit in forward (`agreed_`): a rank that makes one
+//   more
+//      forward pass would gather it again, and the others would not. The unit goes when backward
+//      has used it, when a budget needs its place, or with the step.
 //
 // Note [Frames on a device]
 // On a device units are gathered on a stream of the pager's own, into frames that are used again
@@ -102,9 +104,9 @@ class UnitSource {
     /// Starts the first gathers of that order.
     std::function<void()> meanwhile{};
   };
-  /// Does so for the unit that `asks` names. If all ranks look up and have the same order, it calls
-  /// `meanwhile`, on all of them, and returns the rows. Otherwise it returns an undefined tensor,
-  /// and all ranks gather the unit now. Collective.
+  /// Agrees with the other ranks on the unit that `asks` names. If all ranks look up and have the
+  /// same order, it calls `meanwhile`, on all of them, and returns the rows. Otherwise it returns
+  /// an undefined tensor, and all ranks gather the unit now. Collective.
   virtual at::Tensor look_up(int64_t /*unit*/, const LookUp& /*mine*/) { return {}; }
   /// Says that `unit` will be gathered after the units that were named before. A source with a slow
   /// tier may then begin to fetch its part. Returns false if it can take no more now. Called with
@@ -199,6 +201,9 @@ class Pager {
   /// Starts the gathers that the other ranks count on. To be called before other collectives.
   void start_owed();
 
+  const at::Tensor& parameter(const Page& page) const {
+    return parameters_[static_cast<size_t>(page.parameter)];
+  }
   /// Returns the bytes of a present unit, or null.
   void* data(int64_t unit) const;
 
