@@ -11,7 +11,10 @@
 // tiles] in engine/tied_gradient.h), which one rank does not do. Its three products, of one size,
 // are recorded with the output projection. So `in_tiles` cuts that operator after the first of
 // them, the logits, and begins the reduction there. The tokens are random, so each rank looks other
-// rows up.
+// rows up. At stage 3 a rank computes the logits of its own rows while the others arrive (Note
+// [Logits in blocks] in models/layers/cross_entropy.cpp): they count with the operator before,
+// which does not wait for the weight. The look-up by rows (Note [Look-ups by rows] in
+// engine/row_look_ups.h) is no use of the unit.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -266,8 +269,9 @@ Recording record(const Options& options) {
   return recording;
 }
 
-/// Begins the reduction of the unit in the last pass when the output projection has its logits.
-void in_tiles(paging::StepSchedule& schedule, int64_t unit) {
+/// Begins the reduction of the unit in the last pass when the output projection has its logits. The
+/// part `own` of these needs nothing that is gathered.
+void in_tiles(paging::StepSchedule& schedule, int64_t unit, double own) {
   const auto recorded = schedule;
   size_t projection = 0;
   for (size_t p = 0; p < recorded.trace.operators(); ++p) {
@@ -282,7 +286,9 @@ void in_tiles(paging::StepSchedule& schedule, int64_t unit) {
   }
   const auto at = static_cast<ptrdiff_t>(projection);
   schedule.flops[projection] = 2 * flops / 3;
-  schedule.flops.insert(schedule.flops.begin() + at, flops / 3);
+  const double early = projection > 0 ? own * flops / 3 : 0;
+  if (projection > 0) schedule.flops[projection - 1] += early;
+  schedule.flops.insert(schedule.flops.begin() + at, flops / 3 - early);
   schedule.backward.insert(schedule.backward.begin() + at, 0);
   auto& reductions = schedule.reductions;
   const auto last = std::ranges::find(reductions.rbegin(), reductions.rend(), unit,
@@ -295,21 +301,6 @@ void in_tiles(paging::StepSchedule& schedule, int64_t unit) {
   reductions.insert(behind, {unit, projection});
 }
 
-/// Returns the look-ups of the step, if its tied gradient leaves in tiles.
-LookUpMessages look_ups_of(const Options& options, const Recording& recording,
-                           const PlannedStep& step) {
-  const int64_t tokens = options.micro_batch * options.seq;
-  if (recording.tied < 0 || options.hosts == 1 || !step.sharded.gradients ||
-      tokens > recording.width)
-    return {};
-  const int64_t unit = step.layout.unit_of(recording.tied);
-  const LookUpMessages look_ups{.unit = unit, .numel = options.ranks() * tokens * recording.width};
-  const auto& plan = step.units[static_cast<size_t>(unit)];
-  const bool few = kLookUpShare * look_ups.numel <= step.layout.unit(unit).numel;
-  const bool alone = step.layout.unit(unit).segments.size() == 1;
-  return few && alone && plan.gradients_at == Tier::device ? look_ups : LookUpMessages{};
-}
-
 /// The step at a stage, without prefetch.
 paging::StepSchedule at_stage(const Options& options, const Recording& recording, int stage) {
   const auto config = config_at(options, stage);
@@ -317,11 +308,17 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   const auto layout = lay_out(recording.model, config, grid);
   const auto units = plan_units(layout, recording.model, config, {.grid = grid});
   auto step = planned_step(layout, units, recording.model, config, {.grid = grid});
-  step.look_ups = look_ups_of(options, recording, step);
+  plan_look_up(step, {.parameter = recording.tied,
+                      .rows = options.micro_batch * options.seq,
+                      .columns = recording.width});
   step.in_place =  // ranks of one host read units where they lie
       !options.own_memory() && options.hosts == 1 && options.offload_param == "none";
   auto schedule = recording.schedule;
-  if (step.look_ups.unit >= 0) in_tiles(schedule, step.look_ups.unit);
+  if (step.look_ups.unit >= 0) {
+    const double own = step.sharded.parameters ? 1.0 / options.ranks() : 0;
+    if (step.rows.unit >= 0) paging::leave_out_first_use(schedule, step.rows.unit);
+    in_tiles(schedule, step.look_ups.unit, own);
+  }
   schedule.units = unit_costs(step);
   const int64_t element_bytes = config.parameter_bytes();
   schedule.gathers = step.sharded.parameters && !step.in_place;

@@ -1,10 +1,12 @@
 // Stages 2 and 3 between hosts: the gradient of a tied weight leaves while it is made (Note [Tied
-// gradient in tiles] in engine/tied_gradient.h), and an output projection begins with the rows that
+// gradient in tiles] in engine/tied_gradient.h). At stage 3 its look-up fetches rows (Note
+// [Look-ups by rows] in engine/row_look_ups.h), and an output projection begins with the rows that
 // are here (Note [Logits in blocks] in models/layers/cross_entropy.cpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -13,11 +15,16 @@
 #include <vector>
 
 #include "tests/engine/worlds.h"
+#include "tests/support/temporary_folder.h"
 #include "zero/base/gradient_place.h"
 #include "zero/comm/group.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/gathered.h"
 #include "zero/models/gpt2/gpt2.h"
+#include "zero/models/layers/cross_entropy.h"
+#include "zero/models/layers/tied_embedding.h"
 #include "zero/models/llama/llama.h"
+#include "zero/models/recompute/recompute.h"
 #include "zero/paging/pager.h"
 
 namespace zero {
@@ -73,6 +80,8 @@ struct Trained {
   std::vector<double> norms;
   std::vector<at::Tensor> weights;
   std::vector<int64_t> sums;  // reduce-scatters of each step
+  // By step, the bytes of all-gathers, and by the formula, which has units that stay twice.
+  std::vector<std::array<int64_t, 2>> gathered, formula;
 };
 
 using Loss = std::function<at::Tensor(Gpt2& model, int rank, int64_t pass)>;
@@ -86,6 +95,7 @@ Trained trained(World world, const Config& c, int64_t steps, const Loss& loss, i
     const int64_t k = c.gradient_accumulation_steps;
     for (int64_t step = 0; step < steps; ++step) {
       const auto before = group->traffic().count(Collective::reduce_scatter);
+      const auto gathers_before = group->traffic().count(Collective::all_gather);
       for (int64_t i = 0; i < k; ++i) {
         const auto of_pass = loss(model, group->rank(), step * k + i);
         engine.backward(of_pass);
@@ -99,6 +109,10 @@ Trained trained(World world, const Config& c, int64_t steps, const Loss& loss, i
       const auto formula = engine.traffic_formula();
       EXPECT_EQ(counted.logical_bytes, formula.reduce_scatter) << "step " << step;
       EXPECT_EQ(counted.link_bytes, formula.reduce_scatter_link) << "step " << step;
+      auto gathers = group->traffic().count(Collective::all_gather);
+      gathers -= gathers_before;
+      mine.gathered.push_back({gathers.logical_bytes, gathers.link_bytes});
+      mine.formula.push_back({formula.all_gather, formula.all_gather_link});
     }
     mine.weights = weights(engine);
     return mine;
@@ -141,8 +155,14 @@ TEST(TiedGradient, HasTheBitsOfOneHostAndLeavesInPieces) {
           const auto in_tiles = trained(world, tied_config(stage, bf16, k));
           expect_same_bits(in_tiles, whole);
           EXPECT_EQ(in_tiles.sums[0], whole.sums[0]);  // the first step shows whether it can
-          for (const size_t step : {1, 2, 3})
+          for (const size_t step : {1, 2, 3}) {
             EXPECT_EQ(in_tiles.sums[step], whole.sums[0] + more_sums(world));
+            for (const size_t bytes : {0, 1}) {  // those of the rows
+              const auto more = in_tiles.gathered[step][bytes] - in_tiles.gathered[0][bytes];
+              EXPECT_EQ(more, in_tiles.formula[step][bytes] - in_tiles.formula[0][bytes]);
+              EXPECT_EQ(more > 0, stage == 3);
+            }
+          }
         }
       }
     }
@@ -175,12 +195,14 @@ TEST(TiedGradient, StaysWholeWhereARankCannotGiveTiles) {
     for (const bool bf16 : {false, true}) {
       SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
       const auto whole = trained({1, 2}, tied_config(2, bf16), 6, loss);
-      const auto in_tiles = trained(kTwoByOne, tied_config(2, bf16), 6, loss);
-      expect_same_bits(in_tiles, whole);
-      EXPECT_EQ(in_tiles.sums[1], whole.sums[0] + more_sums(kTwoByOne));
-      EXPECT_EQ(in_tiles.sums[2], whole.sums[0]);
-      EXPECT_EQ(in_tiles.sums[3], whole.sums[0]);  // no rank says anything of rows
-      EXPECT_EQ(in_tiles.sums[4], whole.sums[0] + more_sums(kTwoByOne));
+      for (const int stage : {2, 3}) {
+        const auto in_tiles = trained(kTwoByOne, tied_config(stage, bf16), 6, loss);
+        expect_same_bits(in_tiles, whole);
+        EXPECT_EQ(in_tiles.sums[1], whole.sums[0] + more_sums(kTwoByOne));
+        EXPECT_EQ(in_tiles.sums[2], whole.sums[0]);
+        EXPECT_EQ(in_tiles.sums[3], whole.sums[0]);  // no rank says anything of rows
+        EXPECT_EQ(in_tiles.sums[4], whole.sums[0] + more_sums(kTwoByOne));
+      }
     }
   }
 }
@@ -271,6 +293,206 @@ TEST(TiedGradient, LeavesNothingOfAPassThatThrows) {
   expect_equal(run(kTwoByOne, true), run({1, 2}, false));
 }
 
+// Trains five steps at stage 3 between hosts. `deed` makes the loss of the third, from which the
+// weight's rows are not always looked up; the others are plain.
+using Deed = std::function<at::Tensor(Engine& engine, Gpt2& model, int rank)>;
+constexpr int64_t kDeed = 2;
+
+struct Done {
+  std::vector<at::Tensor> weights;
+  std::vector<double> norms;
+  std::vector<bool> rows;  // by step, whether the link carried rows
+};
+
+Done done(World world, int stage, bool bf16, const Deed& deed) {
+  return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+    auto model = make_model();
+    Engine engine(model.ptr(), AdamW{.lr = 1e-2}, tied_config(stage, bf16), group);
+    Done mine;
+    int64_t plain = 0;
+    for (int64_t step = 0; step < 5; ++step) {
+      engine.backward(step == kDeed ? deed(engine, model, group->rank())
+                                    : loss_of(model, group->rank(), step));
+      mine.norms.push_back(engine.step().grad_norm);
+      EXPECT_EQ(group->ledger()->usage(Category::gathered_units).current, 0);
+      const auto formula = engine.traffic_formula().all_gather;
+      if (step == 0) plain = formula;
+      mine.rows.push_back(formula > plain);
+    }
+    mine.weights = weights(engine);
+    return mine;
+  });
+}
+
+at::Tensor look_up(Gpt2& model, int rank) {
+  const auto& weight = model->wte->weight;
+  return tied_embedding(weight, tokens_of(rank, 9), gradient_slot(weight));
+}
+
+// A look-up that is computed again in backward, and the head.
+at::Tensor recomputed(Gpt2& model, int rank) {
+  const auto tokens = tokens_of(rank, kDeed);
+  const auto& weight = model->wte->weight;
+  LinearCrossEntropyOptions options;
+  options.weight_in_backward = announce_rows(weight, tokens);
+  options.weight_slot = gradient_slot(weight, options.weight_in_backward);
+  const auto one = torch::ones({1}, weight.scalar_type()).requires_grad_();
+  const auto hidden = recompute(
+      [=, slot = options.weight_slot](const at::Tensor& scale) {
+        return tied_embedding(weight, tokens, slot) * scale;
+      },
+      one);
+  return linear_cross_entropy(hidden.view({-1, hidden.size(-1)}), weight,
+                              tokens.roll(-1, 1).reshape({-1}), options);
+}
+
+// Ranks that do different things stay together, and have the weights of one host.
+TEST(LookUps, OfRowsAreSafeWhateverARankDoes) {
+  const auto plain = [](Gpt2& model, int rank) { return loss_of(model, rank, kDeed); };
+  const std::vector<std::pair<std::string, Deed>> cases{
+      {"a rank evaluates in a scope, with gradients on",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         {
+           const Gathered scope(engine, {});
+           if (rank == 0) loss_of(model, rank, 7);
+         }
+         return plain(model, rank);
+       }},
+      {"a rank evaluates without gradients before the others compute",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 1) {
+           const torch::NoGradGuard guard;
+           loss_of(model, rank, 7);
+         }
+         return plain(model, rank);
+       }},
+      {"a rank evaluates with gradients before the others compute",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 1) loss_of(model, rank, 7);
+         return plain(model, rank);
+       }},
+      {"all evaluate, with gradients and without, and one has more",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         loss_of(model, rank, 7);
+         {
+           const torch::NoGradGuard guard;
+           for (int i = 0; i <= rank; ++i) model->logits_last(tokens_of(rank, i));
+         }
+         return plain(model, rank);
+       }},
+      {"a pass throws before its look-up",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         const auto wrong = tokens_of(rank, kDeed) + (rank == 0 ? tiled().vocab_size : 0);
+         if (rank == 0) {
+           EXPECT_ANY_THROW(model->loss(wrong, wrong));
+         }
+         return plain(model, rank);
+       }},
+      {"a pass ends behind its look-up, and is made again",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 0) look_up(model, rank);
+         return plain(model, rank);
+       }},
+      {"a rank looks up alone",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         if (rank == 0) return plain(model, rank);
+         return look_up(model, rank).to(at::kFloat).pow(2).mean();
+       }},
+      {"all look up alone",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         return look_up(model, rank).to(at::kFloat).pow(2).mean();
+       }},
+      {"no rank uses the weight as before, and one saves the states with the others",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         if (rank == 1) look_up(model, rank);
+         if (rank == 0) plain(model, rank);
+         engine.parameter("wte.weight");
+         return plain(model, rank);
+       }},
+      {"a rank stops behind its look-up, and all ask which gradients there are",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         if (rank == 0) look_up(model, rank);
+         if (rank == 1) plain(model, rank);
+         engine.gradients_present();
+         return plain(model, rank);
+       }},
+      {"a rank has other numbers of tokens",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) {
+         return loss_of(model, rank, kDeed, rank == 0 ? 1 : 2);
+       }},
+      {"the look-up is computed again",
+       [&](Engine& /*engine*/, Gpt2& model, int rank) { return recomputed(model, rank); }},
+      {"the weight is written in a scope, and steps go on",
+       [&](Engine& engine, Gpt2& model, int rank) {
+         {
+           const Gathered scope(engine, {model->wte->weight}, Gathered::Access::write);
+           const torch::NoGradGuard guard;
+           model->wte->weight.mul_(1.5);
+         }
+         return plain(model, rank);
+       }}};
+  for (const auto& [name, deed] : cases) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
+      const auto whole = done({1, 2}, 2, bf16, deed);
+      const auto rows = done(kTwoByOne, 3, bf16, deed);
+      expect_equal(rows.weights, whole.weights);
+      EXPECT_EQ(rows.norms, whole.norms);
+      EXPECT_FALSE(rows.rows[0]);
+      EXPECT_TRUE(rows.rows[1]);
+    }
+  }
+}
+
+// Between steps the states are saved and loaded, and two engines take turns within a step.
+TEST(LookUps, LeaveNothingWhereAnEngineEndsBehindThem) {
+  train_in(kTwoByOne, 0, [&](const std::shared_ptr<comm::Group>& group) {
+    for (int engines = 0; engines < 2; ++engines) {
+      auto model = make_model();
+      Engine engine(model.ptr(), AdamW{.lr = 1e-2}, tied_config(3, true), group);
+      for (int64_t step = 0; step < 3; ++step) {
+        engine.backward(loss_of(model, group->rank(), step));
+        engine.step();
+      }
+      look_up(model, group->rank());
+    }
+    EXPECT_EQ(group->ledger()->usage(Category::gathered_units).current, 0);
+    return Done{};
+  });
+}
+
+TEST(LookUps, OfRowsGoOnAfterALoadAndBesideAnotherEngine) {
+  const TemporaryFolder folder;
+  const auto run = [&](World world, int stage) {
+    return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+      auto model = make_model();
+      auto second = make_model();
+      const auto c = tied_config(stage, true);
+      Engine engine(model.ptr(), AdamW{.lr = 1e-2}, c, group);
+      Engine other(second.ptr(), AdamW{.lr = 1e-2}, c, group);
+      const auto name = (folder / std::to_string(world.hosts)).string();
+      Done mine;
+      for (int64_t step = 0; step < 6; ++step) {
+        if (step == 2) engine.save(name);
+        const auto first = loss_of(model, group->rank(), step);
+        const auto next = loss_of(second, group->rank(), step + 1);
+        engine.backward(first);
+        other.backward(next);
+        mine.norms.push_back(other.step().grad_norm);
+        mine.norms.push_back(engine.step().grad_norm);
+        if (step == 3) engine.load(name);
+      }
+      mine.weights = weights(engine);
+      for (const auto& weight : weights(other)) mine.weights.push_back(weight);
+      return mine;
+    });
+  };
+  const auto whole = run({1, 2}, 2);
+  const auto rows = run(kTwoByOne, 3);
+  expect_equal(rows.weights, whole.weights);
+  EXPECT_EQ(rows.norms, whole.norms);
+}
+
 struct EarlyCase {
   World world;
   std::vector<int64_t> rows;  // by rank: those of the whole blocks in its slice
@@ -296,7 +518,7 @@ Trained trained_early(const EarlyCase& of, const std::function<Model()>& make, c
         EXPECT_EQ(engine.pager()->counts().early_rows - before.early_rows,
                   of.rows[static_cast<size_t>(group->rank())])
             << "rank " << group->rank() << ", step " << step;
-        EXPECT_EQ(engine.pager()->following(), step > 0);
+        EXPECT_TRUE(step < 2 || engine.pager()->following());
       }
       mine.norms.push_back(engine.step().grad_norm);
     }
@@ -339,10 +561,24 @@ TEST(EarlyLogits, BeginWithTheRowsThatAreHere) {
       Config().max_live_parameters);
 }
 
-// The look-up gathers a tied weight. It is gathered again for the head, and not ahead, where no
-// unit stays.
+// No unit is gathered ahead, so that of the head is gathered while it computes.
 TEST(EarlyLogits, BeginWithTheRowsThatAreHereWhereTheGatherBeginsWithThem) {
   expect_early<Gpt2>(make_model, 0);
+}
+
+// The look-up of the first step gathers a tied weight, and those of the others fetch rows.
+TEST(EarlyLogits, OfATiedWeightFollowALookUpOfRows) {
+  run_in(kTwoByOne, [](auto group) {
+    auto model = make_model();
+    Engine engine(model.ptr(), AdamW{}, tied_config(3, true), group);
+    for (int64_t step = 0; step < 4; ++step) {
+      const auto before = engine.pager()->counts().early_rows;
+      engine.backward(loss_of(model, group->rank(), step));
+      engine.step();
+      const auto rows = kEarlyCases.front().rows[static_cast<size_t>(group->rank())];
+      EXPECT_EQ(engine.pager()->counts().early_rows - before, step > 0 ? rows : 0) << step;
+    }
+  });
 }
 
 }  // namespace

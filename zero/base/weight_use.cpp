@@ -1,5 +1,7 @@
 #include "zero/base/weight_use.h"
 
+#include <ATen/ops/embedding.h>
+
 #include <atomic>
 
 namespace zero {
@@ -7,6 +9,7 @@ namespace zero {
 namespace {
 
 constinit std::atomic<UseWeight> served{nullptr};
+constinit std::atomic<LookUpRows> looks_up{nullptr};
 
 }  // namespace
 
@@ -15,6 +18,16 @@ void use_weight(const at::Tensor& weight, const UseRows& early, const std::funct
   rest();
 }
 
-void serve_weight_uses(UseWeight use) { served.store(use, std::memory_order_relaxed); }
+at::Tensor look_up_rows(const at::Tensor& weight, const at::Tensor& indices) {
+  if (const auto look_up = looks_up.load(std::memory_order_relaxed)) {
+    if (auto rows = look_up(weight, indices); rows.defined()) return rows;
+  }
+  return at::embedding(weight, indices);
+}
+
+void serve_weight_uses(UseWeight use, LookUpRows look_up) {
+  served.store(use, std::memory_order_relaxed);
+  looks_up.store(look_up, std::memory_order_relaxed);
+}
 
 }  // namespace zero

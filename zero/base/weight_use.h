@@ -1,4 +1,4 @@
-// Lets a layer begin to use a weight with the rows that are here while the others are on their way.
+// Lets layers use some rows of a weight before the others are here, or without them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,17 @@ using UseRows = std::function<int64_t(const WeightRows& here)>;
 /// itself.
 void use_weight(const at::Tensor& weight, const UseRows& early, const std::function<void()>& rest);
 
-/// Does the work of `use_weight` for weights that somebody brings.
+/// Returns rows of `weight`, as at::embedding does: indices (...) int64 -> (..., C). Whoever brings
+/// the weight may bring these rows alone. Not differentiable.
+at::Tensor look_up_rows(const at::Tensor& weight, const at::Tensor& indices);
+
+/// A LookUpRows does the work of `look_up_rows` for weights that somebody brings, or returns an
+/// undefined tensor where `weight` is to be read. A UseWeight does that of `use_weight`.
+using LookUpRows = at::Tensor (*)(const at::Tensor& weight, const at::Tensor& indices);
 using UseWeight = void (*)(const at::Tensor& weight, const UseRows& early,
                            const std::function<void()>& rest);
-/// Makes `use` serve `use_weight` from now on. The pager calls it once, when the library is loaded.
-void serve_weight_uses(UseWeight use);
+/// Lets `use_weight` and `look_up_rows` call these from now on. The pager calls it once, when the
+/// library is loaded.
+void serve_weight_uses(UseWeight use, LookUpRows look_up);
 
 }  // namespace zero

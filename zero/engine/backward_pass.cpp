@@ -59,6 +59,7 @@ BackwardPass::~BackwardPass() {
 void BackwardPass::begin(bool layer_major, const std::vector<int64_t>& shared, Begun begun) {
   plan_.model().check();
   plan_.model().hook();
+  gather_.start_owed();
   schedule_.begin_pass(layer_major);
   reduce_.begin_pass({.layer_major = layer_major,
                       .shared = shared,

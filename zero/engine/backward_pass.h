@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "zero/engine/engine_plan.h"
+#include "zero/engine/gather.h"
 #include "zero/engine/reduce.h"
 #include "zero/engine/step_progress.h"
 #include "zero/engine/update.h"
@@ -42,9 +43,14 @@ namespace zero {
 class BackwardPass final : public GradientSink {
  public:
   /// Gradients go to `reduce`. The arguments outlive this.
-  BackwardPass(EnginePlan& plan, StepProgress& progress, ReduceFlow& reduce, UpdateFlow& update,
-               UpdateSchedule& schedule)
-      : plan_(plan), progress_(progress), reduce_(reduce), update_(update), schedule_(schedule) {}
+  BackwardPass(EnginePlan& plan, StepProgress& progress, GatherFlow& gather, ReduceFlow& reduce,
+               UpdateFlow& update, UpdateSchedule& schedule)
+      : plan_(plan),
+        progress_(progress),
+        gather_(gather),
+        reduce_(reduce),
+        update_(update),
+        schedule_(schedule) {}
   ~BackwardPass() override;
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
@@ -81,6 +87,7 @@ class BackwardPass final : public GradientSink {
 
   EnginePlan& plan_;
   StepProgress& progress_;
+  GatherFlow& gather_;
   ReduceFlow& reduce_;
   UpdateFlow& update_;
   UpdateSchedule& schedule_;

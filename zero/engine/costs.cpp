@@ -71,6 +71,13 @@ MessageBytes look_ups_of(const PlannedStep& step, int64_t unit) {
   return reduce_scatter(step.grid.shard_group(), step.look_ups.numel, wire, wire);
 }
 
+// Returns the message of the rows that a step looked up without the unit.
+MessageBytes rows_of(const PlannedStep& step, int64_t unit) {
+  if (step.rows.unit != unit) return {};
+  const auto wire = raw(plan_of(step, unit).dtype);
+  return all_gather(step.grid.shard_group(), step.rows.numel, wire, wire);
+}
+
 // Adds the bytes that an update of a unit moves between device and host. An update on the device
 // fetches fp32 parameters from the host, unless new parameters lie apart: then it has those of the
 // update before.
@@ -142,7 +149,8 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
   costs.reduce = link(messages.reduce.front());
   (plan.gradients.defers ? costs.reduce_at_end : costs.reduce) +=
       link(messages.reduce_over_replicas.front()) + link(messages.gather_over_replicas.front());
-  costs.reduce_at_end += link(look_ups_of(step, unit));
+  costs.reduce_at_end += link(messages.look_ups);
+  costs.publish += link(messages.rows);
   add_gradients(step, plan, costs);
   if (owns_some(step.layout.unit(unit), plan)) add_update(step, plan, on_disk, costs);
   return costs;
@@ -287,6 +295,26 @@ int64_t disk_bytes(const PlannedStep& step) {
   return sum;
 }
 
+void plan_look_up(PlannedStep& step, const TiedLookUp& look_up) {
+  if (look_up.parameter < 0 || look_up.rows > look_up.columns || step.grid.hosts == 1 ||
+      step.grid.replicas() > 1 || !step.sharded.gradients || step.timing.keeps_old_parameters())
+    return;
+  const int64_t unit = step.layout.unit_of(look_up.parameter);
+  const auto& whole = step.layout.unit(unit);
+  const auto& plan = plan_of(step, unit);
+  const int64_t ranks = step.grid.ranks();
+  const int64_t message = at::round_up(look_up.rows * look_up.columns, partition::kAlignment);
+  const LookUpMessages messages{.unit = unit, .numel = ranks * message};
+  const bool suits = plan.trainable && plan.gradients_at == Tier::device &&
+                     plan.gradients.sends_as_made(plan.dtype) && whole.segments.size() == 1 &&
+                     kLookUpShare * messages.numel <= whole.numel;
+  if (!suits) return;
+  step.look_ups = messages;
+  if (step.sharded.parameters && !step.kept_on_hosts && plan.parameters_at == Tier::device &&
+      !plan.parameter_link.quantised())
+    step.rows = messages;
+}
+
 int64_t disk_update_memory(const PlannedStep& step, int64_t buffer_count) {
   return DiskTier::update_memory(arrays_on_disk(step), buffer_count);
 }
@@ -299,6 +327,8 @@ UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
   messages.gather =
       all_gather(shard_group, unit.numel, raw(plan.dtype), plan.parameter_link.counted(plan.dtype));
   messages.gather_in_host.sent = partition::share_sent(unit.bytes(), shard_group.ranks_a_host);
+  messages.look_ups = look_ups_of(step, u);
+  messages.rows = rows_of(step, u);
   if (!plan.trainable) return messages;
   const auto& form = plan.gradients;
   for (const size_t pass : {0, 1}) {
@@ -365,7 +395,8 @@ TrafficFormula planned_traffic(const PlannedStep& step, bool updated) {
     const auto messages = unit_messages(step, u);
     add_gathers(step, plan, messages, published, sum);
     if (plan.trainable) add_reductions(step, plan, messages, sum);
-    add(look_ups_of(step, u), 1, sum.reduce_scatter, sum.reduce_scatter_link);
+    add(messages.look_ups, 1, sum.reduce_scatter, sum.reduce_scatter_link);
+    add(messages.rows, 1, sum.all_gather, sum.all_gather_link);
   }
   if (!updated) return sum;
   for (const auto& batch : step.sweep_batches) {

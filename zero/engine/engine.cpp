@@ -310,6 +310,8 @@ StepResult Engine::step(bool update) {
   flows.gather().finish_publish();
   impl.gradients_used = flows.reduce().present();
   flows.reduce().clear();
+  const int64_t tied = flows.reduce().expected_look_up();
+  flows.gather().expect_look_up(tied, tied < 0 ? 0 : plan.model().parameter(tied).size(1));
   const auto& feedback = config().quantised.feedback;
   if (result.updated && feedback && progress.steps() % feedback->reset_every == 0)
     flows.reduce().forget_residuals();

@@ -117,6 +117,7 @@ partition::LayoutMemory Engine::host_memory_formula() const {
 TrafficFormula Engine::traffic_formula(bool updated) const {
   auto step = impl_->plan.step();
   step.look_ups = impl_->flows.reduce().look_ups();
+  step.rows = impl_->flows.gather().looked_up();
   return planned_traffic(step, updated);
 }
 int64_t Engine::host_update_bytes() const { return zero::host_update_bytes(impl_->plan.step()); }

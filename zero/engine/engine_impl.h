@@ -1,10 +1,13 @@
 // The owners behind an Engine, in the order in which they are made.
 #pragma once
 
+#include <c10/core/GradMode.h>
+
 #include <functional>
 #include <memory>
 #include <string_view>
 
+#include "zero/base/device_limit.h"
 #include "zero/base/owner_process.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/engine/background_save.h"
@@ -57,6 +60,15 @@ struct Engine::Impl {
   /// Collective.
   void load_states(std::string_view label,
                    const std::function<std::unique_ptr<StateSource>()>& open);
+};
+
+/// The scope of a call that reads or writes states. Autograd does not record it, and a device's cap
+/// does not refuse its memory. The gathers that the other ranks count on come before its
+/// collectives.
+struct Aside {
+  explicit Aside(const Flows& flows) { flows.gather().start_owed(); }
+  c10::NoGradGuard no_grad;
+  HostScope not_refused;
 };
 
 }  // namespace zero

@@ -69,7 +69,8 @@ Flows::Flows(EnginePlan& plan, StepProgress& progress, const HyperParameters& hy
     schedule_ =
         std::make_unique<UpdateSchedule>(plan, progress, *table_, *update_, *reduce_, *writes_);
     reduce_->hand_over_to(*schedule_);
-    pass_ = std::make_unique<BackwardPass>(plan, progress, *reduce_, *update_, *schedule_);
+    pass_ =
+        std::make_unique<BackwardPass>(plan, progress, *gather_, *reduce_, *update_, *schedule_);
     start(plan, memory);
   } catch (...) {
     model.disown();

@@ -82,6 +82,12 @@ struct GradientForm {
 
   /// Returns whether the array is converted before it is reduced.
   bool converts() const { return reduced != collected; }
+  /// Returns whether a rank sends gradients of parameters of `dtype` with the bits that autograd
+  /// made.
+  bool sends_as_made(at::ScalarType dtype) const {
+    return collected == dtype && !converts() && sent_dtype(true) == dtype &&
+           sent_dtype(false) == dtype && link.coding == LinkForm::Coding::raw;
+  }
   /// Return the bytes of an element of the arrays above, and of a slice on its way to its sum, in
   /// the widest dtype that each has.
   int64_t bucket_element_bytes() const { return widest_bytes(collected, reduced); }

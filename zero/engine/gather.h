@@ -48,7 +48,19 @@ class GatherFlow {
   void publish(int64_t unit) { source_->publish(unit); }
   void finish_publish() { source_->finish_publish(); }
   void forget() { source_->forget(); }
-  at::Tensor full(int64_t unit) { return source_->full(unit); }
+  void expect_look_up(int64_t parameter, int64_t columns) {
+    source_->expect_look_up(parameter, columns);
+  }
+  LookUpMessages looked_up() const { return source_->looked_up(); }
+  at::Tensor full(int64_t unit) {
+    start_owed();
+    return source_->full(unit);
+  }
+  /// Starts the gathers that the other ranks count on (Pager::start_owed). Called before other
+  /// collectives that may follow a forward pass.
+  void start_owed() {
+    if (pager_) pager_->start_owed();
+  }
 
   /// Returns null if parameters are replicated.
   paging::Pager* pager() { return pager_.get(); }

@@ -80,6 +80,9 @@ class GradientReduction {
   virtual void brought(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
   /// Returns the messages of the last step's look-ups: Note [Tied gradient in tiles].
   virtual LookUpMessages look_ups() const { return {}; }
+  /// Returns the parameter for which all ranks agree on the rows of their look-ups in the next
+  /// step; -1: none.
+  virtual int64_t expected_look_up() const { return -1; }
 
   /// Returns the report for the other ranks at the end of the step.
   virtual GradientPresence::Report report() const = 0;

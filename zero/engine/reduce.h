@@ -94,6 +94,7 @@ class ReduceFlow {
   const std::vector<uint8_t>& present() const { return presence_.anywhere(); }
   /// Returns the messages of the last step's look-ups: Note [Tied gradient in tiles].
   LookUpMessages look_ups() const { return reduction_->look_ups(); }
+  int64_t expected_look_up() const { return reduction_->expected_look_up(); }
   /// Returns the trainable units in the order of reduction.
   const std::vector<int64_t>& order() const { return order_.units(); }
   /// Returns, by unit, the sum of squares of the part of its sum that this rank adds up: the same

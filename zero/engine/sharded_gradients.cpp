@@ -92,6 +92,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     tied_.brought(parameter, gradient);
   }
   LookUpMessages look_ups() const override { return tied_.messages(); }
+  int64_t expected_look_up() const override { return tied_.expected(); }
 
   const at::Tensor& array(int64_t unit) override {
     auto& bucket = bookkeeping(unit).bucket;

@@ -10,6 +10,7 @@
 #include "zero/device/memory.h"
 #include "zero/device/stream.h"
 #include "zero/engine/parameter_source.h"
+#include "zero/engine/row_look_ups.h"
 
 namespace zero {
 
@@ -18,7 +19,10 @@ namespace {
 class SlicedUnits final : public PagedSource {
  public:
   SlicedUnits(const SourceParts& parts, DiskReads reads)
-      : PagedSource(parts), reads_(reads), gathers_(static_cast<size_t>(layout().unit_count())) {}
+      : PagedSource(parts),
+        reads_(reads),
+        gathers_(static_cast<size_t>(layout().unit_count())),
+        look_ups_(parts.table) {}
 
   paging::UnitSource* start(PendingUpdates& updates) override {
     updates_ = &updates;
@@ -76,6 +80,20 @@ class SlicedUnits final : public PagedSource {
     release(unit);
   }
 
+  int64_t asks() const override { return look_ups_.asks(); }
+  at::Tensor look_up(int64_t unit, const LookUp& mine) override {
+    auto then = mine;
+    then.meanwhile = [&] {
+      mine.meanwhile();
+      updates_->complete_before_read(unit);
+    };
+    return look_ups_.look_up(then);
+  }
+  void expect_look_up(int64_t parameter, int64_t columns) override {
+    look_ups_.expect(parameter, columns);
+  }
+  LookUpMessages looked_up() const override { return look_ups_.of_last_step(); }
+
   // This rank's slice, where the gather sends it from memory, and to the others as it is.
   paging::UnitPart here(int64_t unit) override {
     const auto& plan = table().plan(unit);
@@ -98,6 +116,7 @@ class SlicedUnits final : public PagedSource {
   PendingUpdates* updates_ = nullptr;
   StreamMark published_;             // marks the end of the last writes to the parameters
   std::vector<comm::Work> gathers_;  // by unit
+  RowLookUps look_ups_;
   std::array<std::unique_ptr<SliceSource>, 2> sources_;  // in memory and on the disk
   std::vector<SliceSource*> slices_;                     // by unit
   bool any_on_disk_ = false;

@@ -18,6 +18,7 @@ void StateChanges::complete_update(std::string_view label) {
   if (flows_.schedule().delayed()) {
     change_parameters(label);
   } else {
+    flows_.gather().start_owed();
     flows_.schedule().finish();
   }
 }

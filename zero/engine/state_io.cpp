@@ -145,9 +145,8 @@ void Engine::prepare_saves() {
 }
 
 void Engine::save(const std::string& folder, const Attached& attached, const SaveOptions& options) {
+  const Aside aside(impl_->flows);
   complete_save();
-  const c10::NoGradGuard no_grad;
-  const HostScope not_refused;
   constexpr const char* kLabel = "Engine::save";
   auto& impl = *impl_;
   auto& group = impl.plan.group();
@@ -214,6 +213,7 @@ SaveProgress Engine::save_progress() const {
 void Engine::complete_save() {
   auto& impl = *impl_;
   if (impl.saving == nullptr) return;
+  impl.flows.gather().start_owed();
   const auto saving = std::exchange(impl.saving, nullptr);
   const struct Observed {  // until the file is written, or given up
     StateTable& table;
@@ -230,9 +230,8 @@ void Engine::complete_save() {
 }
 
 Attached Engine::load(const std::string& folder) {
+  const Aside aside(impl_->flows);
   complete_save();
-  const c10::NoGradGuard no_grad;
-  const HostScope not_refused;
   constexpr const char* kLabel = "Engine::load";
   auto& impl = *impl_;
   auto& group = impl.plan.group();
@@ -260,9 +259,8 @@ Attached Engine::load(const std::string& folder) {
 }
 
 Attached Engine::load_on_each_host(const std::string& folder, const FetchFiles& fetch) {
+  const Aside aside(impl_->flows);
   complete_save();
-  const c10::NoGradGuard no_grad;
-  const HostScope not_refused;
   constexpr const char* kLabel = "Engine::load_on_each_host";
   auto& impl = *impl_;
   auto& group = impl.plan.group();
@@ -286,8 +284,7 @@ Attached Engine::load_on_each_host(const std::string& folder, const FetchFiles& 
 }
 
 void Engine::save_full(const std::string& path) {
-  const c10::NoGradGuard no_grad;
-  const HostScope not_refused;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   impl.plan.model().check_values("Engine::save_full");
   impl.changes.at_boundary("Engine::save_full");
@@ -301,8 +298,7 @@ void Engine::save_full(const std::string& path) {
 }
 
 void Engine::load_full(const std::string& path) {
-  const c10::NoGradGuard no_grad;
-  const HostScope not_refused;
+  const Aside aside(impl_->flows);
   impl_->load_states("Engine::load_full", [&] { return open_tensors(impl_->parts(), path); });
 }
 

@@ -1,9 +1,7 @@
 // Full states by name, at any stage.
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "zero/base/device_limit.h"
 #include "zero/base/error.h"
 #include "zero/comm/gather_records.h"
 #include "zero/engine/engine_impl.h"
@@ -13,13 +11,6 @@
 namespace zero {
 
 namespace {
-
-// In this scope autograd does not record reads and writes of states, and a device's cap does not
-// refuse their memory.
-struct Aside {
-  c10::NoGradGuard no_grad;
-  HostScope not_refused;
-};
 
 // A parameter that was asked for.
 struct Asked {
@@ -72,7 +63,7 @@ State state_of(const Flows& flows, const Asked& asked, std::string_view name,
 }  // namespace
 
 at::Tensor Engine::parameter(std::string_view name) {
-  const Aside aside;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   const Asked asked(impl.plan, name);
   impl.plan.model().check_values("Engine::parameter");
@@ -84,7 +75,7 @@ at::Tensor Engine::parameter(std::string_view name) {
 }
 
 void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
-  const Aside aside;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   const Asked asked(impl.plan, name);
   impl.changes.check_trains("Engine::set_parameter");
@@ -100,7 +91,7 @@ void Engine::set_parameter(std::string_view name, const at::Tensor& value) {
 }
 
 at::Tensor Engine::gradient(std::string_view name) {
-  const Aside aside;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "gradient");
   impl.progress.check_gradients_kept();
@@ -111,7 +102,7 @@ at::Tensor Engine::gradient(std::string_view name) {
 }
 
 std::vector<uint8_t> Engine::gradients_present() {
-  const Aside aside;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   impl.progress.check_gradients_kept();
   const bool passed = impl.progress.passed() || impl.progress.micro_batches() > 0;
@@ -124,7 +115,7 @@ std::vector<uint8_t> Engine::gradients_present() {
 const std::vector<uint8_t>& Engine::gradients_used() const { return impl_->gradients_used; }
 
 void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
-  const Aside aside;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "gradient");
   check_given(group(), "Engine::set_gradient", name, value);
@@ -139,7 +130,7 @@ void Engine::set_gradient(std::string_view name, const at::Tensor& value) {
 }
 
 at::Tensor Engine::optimizer_state(std::string_view name, std::string_view state) {
-  const Aside aside;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "optimizer state");
   impl.plan.model().check_values("Engine::optimizer_state");
@@ -158,7 +149,7 @@ void Engine::set_optimizer_state(std::string_view name, std::string_view state,
     set_parameter(name, value);
     return;
   }
-  const Aside aside;
+  const Aside aside(impl_->flows);
   auto& impl = *impl_;
   const auto asked = trainable(impl.plan, name, "optimizer state");
   impl.changes.check_trains("Engine::set_optimizer_state");
@@ -181,7 +172,7 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::buffers() const {
 
 void Engine::visit_parameters(
     const std::function<void(const std::string&, const at::Tensor&)>& visit) {
-  const Aside aside;
+  const Aside aside(impl_->flows);
   const auto& plan = impl_->plan;
   plan.model().check_values("Engine::visit_parameters");
   impl_->changes.change_parameters("Engine::visit_parameters");

@@ -8,11 +8,10 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/comm/gather_records.h"
+#include "zero/engine/row_look_ups.h"
 
 namespace zero {
 
@@ -32,12 +31,8 @@ TiedGradient::TiedGradient(const ReductionContext& context, const SumsByTier& su
 bool TiedGradient::suits(int64_t parameter) const {
   const int64_t unit = context_.layout.unit_of(parameter);
   const auto& plan = context_.table.plan(unit);
-  const auto& form = plan.gradients;
   const auto& settings = context_.settings;
-  const bool as_they_are = form.collected == plan.dtype && !form.converts() &&
-                           form.sent_dtype(true) == plan.dtype &&
-                           form.sent_dtype(false) == plan.dtype &&
-                           form.link.coding == LinkForm::Coding::raw && settings.predivisor == 1;
+  const bool as_they_are = plan.gradients.sends_as_made(plan.dtype) && settings.predivisor == 1;
   return context_.placement.all->topology().hosts > 1 && context_.replicas() == nullptr &&
          !context_.side && as_they_are && !settings.hands_over && !settings.doubled &&
          plan.gradients_at == Tier::device && context_.layout.unit(unit).segments.size() == 1;
@@ -74,13 +69,18 @@ std::optional<int64_t> TiedGradient::begin_pass(const GradientReduction::Pass& p
   if (announced.size() == 1 && pass.from_start) candidate_ = announced.front().parameter;
   if (expected_ < 0) return {};
   const at::NoGradGuard no_grad;
-  const auto rows = agreed_rows(candidate_ == expected_ ? &announced.front() : nullptr);
-  if (!rows) return {};
   const auto& shape = context_.arrivals.parameter(expected_);
+  const auto rows = agree_on_rows(
+      *context_.placement.all, shape.size(0),
+      candidate_ == expected_ ? announced.front().indices : at::Tensor(), 0, "rows of look-ups");
+  if (!rows) return {};
   const int64_t unit = context_.layout.unit_of(expected_);
   Pass agreed{
       .parameter = expected_, .unit = unit, .columns = shape.size(1), .accumulates = has_sum(unit)};
-  if (!share_out(*rows, agreed)) return {};
+  RowShares shares(context_.layout, unit, *rows, agreed.columns);
+  if (!shares.few) return {};
+  agreed.of_owner = std::move(shares.of_owner);
+  agreed.message = shares.message;
   agreed.rows = at::tensor(*rows, at::kLong);
   agreed.values = at::zeros({static_cast<int64_t>(rows->size()), agreed.columns},
                             at::TensorOptions().dtype(context_.table.plan(unit).dtype));
@@ -90,51 +90,6 @@ std::optional<int64_t> TiedGradient::begin_pass(const GradientReduction::Pass& p
       std::max<int64_t>(1, pieces * (agreed.columns - tokens) / agreed.columns));
   pass_ = std::move(agreed);
   return unit;
-}
-
-// Returns the rows that some rank looks up, or nothing if a rank has no one look-up. Collective.
-std::optional<std::vector<int64_t>> TiedGradient::agreed_rows(const Announced* mine) const {
-  const int64_t count = context_.arrivals.parameter(expected_).size(0);
-  std::vector<uint8_t> sent(static_cast<size_t>(1 + (count + 7) / 8), 0);
-  const auto indices = mine != nullptr ? mine->indices.reshape({-1}).contiguous() : at::Tensor();
-  const auto looked_up = mine != nullptr ? std::span(indices.const_data_ptr<int64_t>(),
-                                                     static_cast<size_t>(indices.numel()))
-                                         : std::span<const int64_t>();
-  // The model has looked these up, but their tensor may have been changed since then.
-  const bool valid =
-      std::ranges::all_of(looked_up, [&](int64_t row) { return row >= 0 && row < count; });
-  sent[0] = mine != nullptr && valid ? 1 : 0;
-  for (const int64_t row : valid ? looked_up : std::span<const int64_t>())
-    sent[static_cast<size_t>(1 + row / 8)] |= static_cast<uint8_t>(1U << (row % 8));
-  const auto all = comm::gather_arrays<uint8_t>(*context_.placement.all, sent, "rows of look-ups");
-  for (size_t rank = 0; rank * sent.size() < all.size(); ++rank) {
-    const auto* from = &all[rank * sent.size()];
-    if (from[0] == 0) return {};
-    for (size_t i = 0; i < sent.size(); ++i) sent[i] |= from[i];
-  }
-  std::vector<int64_t> rows;
-  for (int64_t row = 0; row < count; ++row) {
-    if ((sent[static_cast<size_t>(1 + row / 8)] >> (row % 8) & 1) != 0) rows.push_back(row);
-  }
-  return rows;
-}
-
-// Shares the rows out among the owners of their elements. Returns whether they are few.
-bool TiedGradient::share_out(const std::vector<int64_t>& rows, Pass& pass) const {
-  const int64_t slice = numel(pass.unit);
-  const int owners = context_.layout.shards();
-  pass.of_owner.resize(static_cast<size_t>(owners));
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const int64_t begin = rows[i] * pass.columns;
-    for (int64_t owner = begin / slice; owner <= (begin + pass.columns - 1) / slice; ++owner)
-      pass.of_owner[static_cast<size_t>(owner)].push_back(static_cast<int64_t>(i));
-  }
-  size_t most = 0;
-  for (const auto& each : pass.of_owner) most = std::max(most, each.size());
-  using partition::kAlignment;
-  pass.message =
-      (static_cast<int64_t>(most) * pass.columns + kAlignment - 1) / kAlignment * kAlignment;
-  return kLookUpShare * owners * pass.message <= context_.layout.unit(pass.unit).numel;
 }
 
 void TiedGradient::take(const Make& make) {

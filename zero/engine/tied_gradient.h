@@ -90,6 +90,7 @@ class TiedGradient final : public GradientTiles, private GradientSums {
   int64_t possible() const { return alone_ ? candidate_ : -1; }
   /// All ranks could: they agree on the rows in the next step. -1: they do not.
   void expect(int64_t parameter) { expected_ = parameter; }
+  int64_t expected() const { return expected_; }
   /// Begins a step; the one before was completed, or dropped. Nothing is under way.
   void begin_step(bool completed);
 
@@ -119,8 +120,6 @@ class TiedGradient final : public GradientTiles, private GradientSums {
   };
 
   bool suits(int64_t parameter) const;
-  std::optional<std::vector<int64_t>> agreed_rows(const Announced* mine) const;
-  bool share_out(const std::vector<int64_t>& rows, Pass& pass) const;
   void reduce_pieces(const Make& make, bool sets_apart);
   void fill(const at::Tensor& to, int64_t begin, const Make& make, bool sets_apart);
   void make_tile(const at::Tensor& tile, int64_t begin, const Make& make, bool sets_apart);

@@ -119,25 +119,40 @@ std::optional<WeightRows> rows_in(const UnitPart& part, const at::Tensor& weight
   return WeightRows{begin, part.values.narrow(0, first, numel).view({end - begin, columns})};
 }
 
+// Returns whether a tensor over a parameter's storage is a matrix that shows all of it.
+bool is_whole(const at::Tensor& weight) {
+  return weight.dim() == 2 && weight.numel() > 0 && weight.is_contiguous() &&
+         weight.storage_offset() == 0;
+}
+
+// Does the work of zero::look_up_rows.
+at::Tensor look_up_paged(const at::Tensor& weight, const at::Tensor& indices) {
+  const auto* page = page_of(weight);
+  if (page == nullptr || c10::impl::tls_is_dispatch_key_excluded(kPagedKey) || !is_whole(weight))
+    return {};
+  const auto& parameter = page->pager->parameter(*page);
+  if (weight.sizes() != parameter.sizes() || weight.scalar_type() != parameter.scalar_type())
+    return {};
+  return page->pager->look_up(page->unit, indices);
+}
+
 // Does the work of zero::use_weight.
 void use_paged(const at::Tensor& weight, const UseRows& early, const std::function<void()>& rest) {
   const auto* page = page_of(weight);
   if (page == nullptr || c10::impl::tls_is_dispatch_key_excluded(kPagedKey)) return rest();
-  const bool whole = weight.dim() == 2 && weight.numel() > 0 && weight.is_contiguous() &&
-                     weight.storage_offset() == 0;
   const auto use = [&](const UnitPart& part) -> int64_t {
     const int64_t element = weight.element_size();
     const auto here = rows_in(part, weight, page->byte_offset / element);
     return here ? early(*here) : 0;
   };
-  const auto pin = whole ? page->pager->touch(page->unit, differentiable(), use)
-                         : page->pager->touch(std::array{page->unit}, differentiable());
+  const auto pin = is_whole(weight) ? page->pager->touch(page->unit, differentiable(), use)
+                                    : page->pager->touch(std::array{page->unit}, differentiable());
   const c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
   rest();
 }
 
 // The library serves the layers as soon as it is loaded.
-[[maybe_unused]] const bool serves = (serve_weight_uses(&use_paged), true);
+[[maybe_unused]] const bool serves = (serve_weight_uses(&use_paged, &look_up_paged), true);
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include "zero/paging/pager.h"
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <exception>
@@ -15,6 +16,17 @@ namespace {
 
 constexpr size_t kPlans = 4;                   // the known steps that are remembered
 constexpr size_t kMostOperators = 1UL << 20U;  // the most operators of a step that is planned
+constexpr int64_t kNoUnit = -1;
+// Gathers that start before the rows of a look-up are sent have one in so many of its unit's bytes,
+// and the rest of the last of them.
+constexpr int64_t kMeanwhile = 8;
+
+// Returns a number that tells orders of units apart (FNV-1a).
+uint64_t number_of(const std::vector<int64_t>& order) {
+  uint64_t number = 0xCBF29CE484222325;
+  for (const int64_t unit : order) number = (number ^ static_cast<uint64_t>(unit)) * 0x100000001B3;
+  return number;
+}
 
 }  // namespace
 
@@ -119,22 +131,115 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
   if (!units.empty()) source_.touched(units.front());
   Pin pin(this, {}, Plan::kNever);
   in_step_ = in_step_ || differentiable;
-  if (in_step_) pin.position_ = advance(lock, units);
-  for (const int64_t unit : units) {
-    try {
+  try {
+    if (in_step_) pin.position_ = advance(lock, units);
+    for (const int64_t unit : units) {
       if (early) {
         acquire_early(lock, unit, early);
       } else {
         acquire(lock, unit);
       }
-    } catch (...) {
-      lock.unlock();  // `pin` takes the lock to release the units that it has pinned before
-      throw;
+      pin.units_.push_back(unit);
     }
-    pin.units_.push_back(unit);
+  } catch (...) {
+    lock.unlock();  // `pin` takes the lock to release the units that it has pinned before
+    throw;
   }
   lock.unlock();
   return pin;
+}
+
+// Returns the units that the step gathers from here to `unit`, by its plan; empty if it has none,
+// or if they are gathered more than once or do not fit within the budget.
+std::vector<int64_t> Pager::gathers_until(int64_t unit) const {
+  const Plan* plan = following_;
+  if (plan == nullptr && trace_.empty() && !plans_.empty()) plan = plans_.front().get();
+  if (plan == nullptr) return {};
+  std::vector<int64_t> order;
+  std::vector<uint8_t> seen(units_.size(), 0);
+  int64_t bytes = live_;
+  for (size_t i = following_ != nullptr ? next_gather_ : 0; i < plan->gathers.size(); ++i) {
+    const int64_t next = plan->gathers[i].unit;
+    if (std::exchange(seen[static_cast<size_t>(next)], 1) != 0) return {};
+    if (state(next).presence != Presence::absent) continue;  // it fits, so it stays until then
+    order.push_back(next);
+    bytes += layout_.unit(next).bytes();
+    if (bytes > options_.budget_bytes) return {};
+    if (next == unit) return order;
+  }
+  return {};
+}
+
+// Agrees with the other ranks on the gather of an absent unit. Returns this rank's rows, if all
+// ranks look up.
+at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const at::Tensor& indices,
+                        const std::vector<int64_t>& order) {
+  const auto thread = std::this_thread::get_id();
+  auto& s = state(unit);
+  add_pin(lock, unit);
+  if (source_.asks() != unit || s.presence != Presence::absent) {  // another thread came before
+    drop_pin(s, thread);
+    return {};
+  }
+  s.presence = Presence::gathering;
+  agreed_ = unit;
+  const auto done = [&] {
+    if (!lock.owns_lock()) lock.lock();
+    s.presence = Presence::absent;
+    gathered_.notify_all();
+    drop_pin(s, thread);
+  };
+  const auto meanwhile = [&] {
+    lock.lock();
+    owed_.assign(order.begin(), order.end());
+    const int64_t most = layout_.unit(unit).bytes() / kMeanwhile;
+    for (int64_t bytes = 0; bytes < most && !owed_.empty() && owed_.front() != unit;) {
+      const int64_t next = owed_.front();
+      bytes += layout_.unit(next).bytes();
+      start(lock, next);
+    }
+    lock.unlock();
+  };
+  at::Tensor rows;
+  try {
+    lock.unlock();
+    rows = source_.look_up(unit,
+                           {.indices = indices, .order = number_of(order), .meanwhile = meanwhile});
+  } catch (...) {
+    done();
+    throw;
+  }
+  done();
+  return rows;
+}
+
+at::Tensor Pager::look_up(int64_t unit, const at::Tensor& indices) {
+  std::unique_lock lock(mutex_);
+  if (source_.asks() != unit || state(unit).presence != Presence::absent) return {};
+  try {
+    source_.touched(unit);
+    const auto order = gathers_until(unit);
+    return agree(lock, unit, order.empty() ? at::Tensor() : indices, order);
+  } catch (const Error&) {
+    lock.unlock();
+    if (options_.rethrow) options_.rethrow();
+    throw;
+  }
+}
+
+void Pager::start_owed() {
+  std::unique_lock lock(mutex_);
+  start_owed(lock, kNoUnit);
+}
+
+// Starts the gathers that all ranks issue before that of `until`.
+void Pager::start_owed(std::unique_lock<std::mutex>& lock, int64_t until) {
+  while (!owed_.empty()) {
+    const int64_t next = owed_.front();
+    owed_.pop_front();
+    if (next == until) return;
+    if (state(next).presence == Presence::absent) gather(lock, next);
+  }
 }
 
 // Moves one operator ahead in the trace: compares it with the plan, and starts the gathers that are
@@ -145,9 +250,11 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
     following_ = nullptr;
     return Plan::kNever;
   }
-  trace_.record(units);
+  const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+  trace_.record(units, backward);
   position_ = trace_.operators();
-  if (position == 0 || (following_ != nullptr && !following_->trace.has(position, units))) {
+  if (position == 0 ||
+      (following_ != nullptr && !following_->trace.has(position, units, backward))) {
     if (!choose_plan()) return Plan::kNever;
     forecast(position);
   }
@@ -158,6 +265,7 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
   if (source_.in_place()) return position;
   // Another thread may come here while the lock is not held, so the cursor moves first.
   while (next_gather_ < plan.gathers.size() && plan.gathers[next_gather_].start <= position) {
+    if (source_.asks() >= 0 && plan.gathers[next_gather_].use > position) break;
     const auto& gather = plan.gathers[next_gather_++];
     if (gather.use < position || state(gather.unit).presence != Presence::absent) continue;
     if (gather.use > position) state(gather.unit).next_use = gather.use;
@@ -257,8 +365,14 @@ void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
   recency_.splice(recency_.end(), recency_, s.recency);
 }
 
-// Starts the gather of an absent unit.
+// Starts the gather of an absent unit when its turn has come: Note [Gathers that ranks agree on].
 void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
+  if (source_.asks() == unit) agree(lock, unit, {}, {});
+  start_owed(lock, unit);
+  if (state(unit).presence == Presence::absent) gather(lock, unit);  // others may have come before
+}
+
+void Pager::gather(std::unique_lock<std::mutex>& lock, int64_t unit) {
   auto& s = state(unit);
   const int64_t bytes = layout_.unit(unit).bytes();
   s.presence = Presence::gathering;
@@ -340,9 +454,11 @@ void Pager::unpin(std::span<const int64_t> units, size_t position, std::thread::
   for (size_t i = 0; i < units.size(); ++i) {
     auto& s = state(units[i]);
     drop_pin(s, thread);
-    if (planned && following_->keep[following_->trace.begin(position) + i] == 0 && s.pins.empty() &&
-        s.dirty == 0)
-      evict(units[i]);
+    if (!planned || !s.pins.empty() || s.dirty > 0) continue;
+    const size_t touch = following_->trace.begin(position) + i;
+    // This is rule 5 of Note [Gathers that ranks agree on].
+    const bool stays = units[i] == agreed_ && !following_->trace.has(position, units, true);
+    if (following_->keep[touch] == 0 && !stays) evict(units[i]);
   }
   while (live_ > options_.budget_bytes && evict_one()) {
   }
@@ -480,6 +596,7 @@ bool Pager::pinned(int64_t unit) const {
 
 Pager::Change::Change(Pager& pager) : pager_(pager) {
   std::unique_lock lock(pager.mutex_);
+  pager.start_owed(lock, kNoUnit);
   const auto before = std::exchange(pager.changes_, std::this_thread::get_id());
   outermost_ = before != pager.changes_;
   try {
@@ -560,6 +677,7 @@ void Pager::end_step() {
   position_ = 0;
   following_ = nullptr;
   in_step_ = false;
+  agreed_ = kNoUnit;
 }
 
 std::unique_ptr<Plan> Pager::make(Trace trace) const {

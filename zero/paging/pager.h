@@ -14,6 +14,27 @@
 // Touches of evaluation are served on demand too and change no plan. Every choice is correct; plans
 // only save bytes.
 //
+// Note [Gathers that ranks agree on]
+// A source may name a unit whose next gather the ranks agree on before (UnitSource::asks): if all
+// look some of its rows up, it brings these rows alone, and the unit is gathered later. Every rank
+// must still issue the same collectives in the same order, whatever it does. So:
+//   1. The agreement takes the place of a gather. A rank agrees where it would gather the unit:
+//      not where the unit is present, and always where it is absent, whoever wants it (an operator,
+//      a scope, evaluation).
+//   2. Until then nothing is gathered ahead of its use, since a rank that follows a plan would
+//      gather units before the agreement that a rank without one gathers behind it.
+//   3. With its rows a rank tells which units its plan gathers from there to this one, each once,
+//      all within the budget. If that is the same on all ranks, they gather these units in this
+//      order (`owed_`), even a rank that leaves its plan: it first gathers those that come before
+//      the one that it needs. `start_owed` gathers the rest, before any other collective of the
+//      engine: a rank may compute no more than a part of its model, or throw.
+//   4. The first of these gathers start before the rows are sent: while each rank brings its slice
+//      of the weight up to date, the link would stand still.
+//   5. After an agreement no plan evicts the unit in forward (`agreed_`): a rank that makes one
+//   more
+//      forward pass would gather it again, and the others would not. The unit goes when backward
+//      has used it, when a budget needs its place, or with the step.
+//
 // Note [Frames on a device]
 // On a device units are gathered on a stream of the pager's own, into frames that are used again
 // and again. The first operator of a stream that uses a unit makes its stream wait for the gather.
@@ -30,6 +51,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -72,6 +94,20 @@ class UnitSource {
   /// Returns the part of a unit that can be read while its gather is under way, with the bits that
   /// the gathered unit will have there. It is valid until the source's bytes change.
   virtual UnitPart here(int64_t /*unit*/) { return {}; }
+  /// Returns the unit whose next gather the ranks agree on before (`look_up`), the same on all
+  /// ranks; -1: there is none. Note [Gathers that ranks agree on].
+  virtual int64_t asks() const { return -1; }
+  /// A look-up in the weight that is all of a unit.
+  struct LookUp {
+    at::Tensor indices{};  ///< the rows; undefined: it is another use, which needs the unit
+    uint64_t order = 0;    ///< a number of the units that the rank gathers behind it, in order
+    /// Starts the first gathers of that order.
+    std::function<void()> meanwhile{};
+  };
+  /// Agrees with the other ranks on the unit that `asks` names. If all ranks look up and have the
+  /// same order, it calls `meanwhile`, on all of them, and returns the rows. Otherwise it returns
+  /// an undefined tensor, and all ranks gather the unit now. Collective.
+  virtual at::Tensor look_up(int64_t /*unit*/, const LookUp& /*mine*/) { return {}; }
   /// Says that `unit` will be gathered after the units that were named before. A source with a slow
   /// tier may then begin to fetch its part. Returns false if it can take no more now. Called with
   /// the pager's lock held, so it must not wait for other ranks.
@@ -159,6 +195,15 @@ class Pager {
   /// one.
   Pin touch(int64_t unit, bool differentiable, const UsePart& early);
 
+  /// Returns rows of the weight that is all of `unit` if the source brings them alone; otherwise an
+  /// undefined tensor, and the weight is to be read (UnitSource::look_up).
+  at::Tensor look_up(int64_t unit, const at::Tensor& indices);
+  /// Starts the gathers that the other ranks count on. To be called before other collectives.
+  void start_owed();
+
+  const at::Tensor& parameter(const Page& page) const {
+    return parameters_[static_cast<size_t>(page.parameter)];
+  }
   /// Returns the bytes of a present unit, or null.
   void* data(int64_t unit) const;
 
@@ -240,11 +285,16 @@ class Pager {
   };
 
   Pin touched(std::span<const int64_t> units, bool differentiable, const UsePart& early);
+  std::vector<int64_t> gathers_until(int64_t unit) const;
+  at::Tensor agree(std::unique_lock<std::mutex>& lock, int64_t unit, const at::Tensor& indices,
+                   const std::vector<int64_t>& order);
   void add_pin(std::unique_lock<std::mutex>& lock, int64_t unit);
   void drop_pin(UnitState& state, std::thread::id thread);
   void acquire_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);
   void acquire(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start(std::unique_lock<std::mutex>& lock, int64_t unit);
+  void start_owed(std::unique_lock<std::mutex>& lock, int64_t until);
+  void gather(std::unique_lock<std::mutex>& lock, int64_t unit);
   void complete(std::unique_lock<std::mutex>& lock, int64_t unit);
   void give_up(int64_t unit);
   void order_after_gather(UnitState& state) const;
@@ -287,7 +337,9 @@ class Pager {
   StreamMark gathers_;                    // marks the gathers when the side stream is waited for
   std::list<int64_t> recency_;            // least recently used first
   std::vector<int64_t> dirty_;
-  int64_t live_ = 0;  // bytes of present and gathering units
+  int64_t live_ = 0;          // bytes of present and gathering units
+  std::deque<int64_t> owed_;  // all ranks gather these next, in this order
+  int64_t agreed_ = -1;       // the ranks have agreed on a gather of this unit in this step
   bool in_step_ = false;
   Trace trace_;                               // the trace of the step under way
   std::atomic<size_t> position_ = 0;          // the number of its operators so far

@@ -407,4 +407,20 @@ PrefetchChoice choose_prefetch(StepSchedule schedule, const Speeds& speeds, doub
   return chosen;
 }
 
+void leave_out_first_use(StepSchedule& schedule, int64_t unit) {
+  const auto whole = schedule.trace;
+  size_t first = 0;
+  while (first < whole.operators() && std::ranges::count(whole.units(first), unit) == 0) ++first;
+  if (first + 1 >= whole.operators() || whole.units(first).size() > 1) return;
+  schedule.trace.clear();
+  for (size_t p = 0; p < whole.operators(); ++p) {
+    if (p != first) schedule.trace.record(whole.units(p));
+  }
+  const auto at = static_cast<ptrdiff_t>(first);
+  schedule.flops[first + 1] += schedule.flops[first];
+  schedule.flops.erase(schedule.flops.begin() + at);
+  schedule.backward.erase(schedule.backward.begin() + at);
+  for (auto& each : schedule.reductions) each.after -= each.after > first ? 1 : 0;
+}
+
 }  // namespace zero::paging

@@ -154,6 +154,10 @@ struct StepSchedule {
   Plan plan() const;
 };
 
+/// Leaves out the first use of the unit, which is a look-up by rows (Note [Look-ups by rows] in
+/// engine/row_look_ups.h). An operator that uses other units, too, stays.
+void leave_out_first_use(StepSchedule& schedule, int64_t unit);
+
 struct SimulatedTask {
   static constexpr size_t kNone = static_cast<size_t>(-1);
 

@@ -108,15 +108,20 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
                  : step.kept_on_hosts
                      ? ns(seconds(messages.gather_in_host, {1, shard_group.ranks_a_host}))
                      : gather;
-  times.publish = bytes.publish == 0 ? 0 : gather;
+  times.publish = bytes.publish == 0       ? 0
+                  : messages.rows.sent > 0 ? ns(seconds(messages.rows, shard_group))
+                                           : gather;
   const auto& sharded = step.sharded;
   const double reduce =
       seconds(messages.reduce.front(), sharded.optimizer ? shard_group : grid.all());
   const double over_replicas = seconds(messages.reduce_over_replicas.front(), grid.same_slices()) +
                                seconds(messages.gather_over_replicas.front(), grid.same_slices());
-  const bool deferred = bytes.reduce_at_end > 0;
+  const bool looks_up = messages.look_ups.sent > 0;
+  const bool deferred = bytes.reduce_at_end > 0 && !looks_up;  // it has no replicas
   times.reduce = bytes.reduce == 0 ? 0 : ns(reduce + (deferred ? 0 : over_replicas));
-  times.reduce_at_end = deferred ? ns(over_replicas) : 0;
+  times.reduce_at_end = looks_up   ? ns(seconds(messages.look_ups, shard_group))
+                        : deferred ? ns(over_replicas)
+                                   : 0;
   times.gather_up = of(bytes.gather_up, pcie);
   times.reduce_down = of(bytes.reduce_down, pcie);
   times.reduce_down_next = of(bytes.reduce_down_next, pcie);
@@ -222,7 +227,8 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
   const auto grid = grid_of(config, cluster.hosts, cluster.per_host);
   const auto layout = lay_out(trace.model, config, grid);
   const auto units = plan_units(layout, trace.model, config, {.grid = grid});
-  const auto step = planned_step(layout, units, trace.model, config, {.grid = grid});
+  auto step = planned_step(layout, units, trace.model, config, {.grid = grid});
+  plan_look_up(step, trace.look_up);
   const auto bytes = unit_costs(step);
 
   std::vector<UnitCosts> costs;
@@ -250,6 +256,7 @@ StepTime simulate(const Trace& trace, const Config& config, const Cluster& clust
   const auto speeds = speeds_of_times(cluster);
   const auto run = [&](int64_t passes, const std::vector<UnitCosts>& with) {
     auto schedule = schedule_of(work, passes);
+    if (step.rows.unit >= 0) paging::leave_out_first_use(schedule, step.rows.unit);
     schedule.units = with;
     schedule.gathers = step.sharded.parameters;
     schedule.reduces_in =

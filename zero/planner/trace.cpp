@@ -779,7 +779,19 @@ Trace trace(const LanguageModelConfig& model, int64_t batch, int64_t sequence, i
   tracing.begin(named_tensors(built->module()));
   const auto tokens = at::zeros({batch, sequence}, at::TensorOptions(at::kLong));
   const auto targets = model.head() == Head::classes ? tokens.select(1, 0) : tokens;
-  return tracing.run([&] { return built->loss(tokens, targets); });
+  auto traced = tracing.run([&] { return built->loss(tokens, targets); });
+  if (!options.host || model.head() != Head::next_token) return traced;
+  const auto& parameters = traced.model.parameters;
+  const auto names = built->tied_names();
+  const auto tied = names.find("lm_head.weight");
+  if (tied == names.end()) return traced;
+  const auto found = std::ranges::find(parameters, tied->second, &ParameterShape::name);
+  if (found != parameters.end() && found->trainable) {
+    traced.look_up = {.parameter = found - parameters.begin(),
+                      .rows = batch * sequence,
+                      .columns = found->sizes.back()};
+  }
+  return traced;
 }
 
 }  // namespace zero::plan

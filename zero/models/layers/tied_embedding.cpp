@@ -7,6 +7,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/base/weight_use.h"
 #include "zero/models/layers/matmul.h"
 
 namespace zero {
@@ -25,7 +26,7 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
     context->saved_data["slot"] = slot.gradient;
     context->saved_data["weight"] = weight;
     context->saved_data["padding"] = padding;
-    return at::embedding(weight, indices);
+    return look_up_rows(weight, indices);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
