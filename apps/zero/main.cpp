@@ -1,8 +1,10 @@
 // The program `zero`: finds the subcommand and turns exceptions into messages and exit statuses.
+#include <c10/util/Logging.h>
 #include <fmt/format.h>
 #include <torch/version.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <vector>
@@ -49,6 +51,13 @@ const Subcommand& find(const std::string& name) {
                                 did_you_mean(name, names)));
 }
 
+// Keeps back c10d's warnings of connections that end with another rank, which have stack traces:
+// this program's errors say what has happened. Whoever sets TORCH_CPP_LOG_LEVEL sees them.
+void silence_warnings() {
+  constexpr int kError = 2;  // c10's level
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = kError;
+}
+
 int run(Arguments arguments) {
   if (arguments.empty()) {
     print_help();
@@ -79,6 +88,7 @@ int main(int argc, char** argv) {
   // A file that may not grow is an error like a full disk. Not SIG_IGN, which the programs that
   // this one launches would inherit.
   std::signal(SIGXFSZ, [](int) {});
+  zero::app::silence_warnings();
   try {
     return zero::app::run({argv + 1, argv + argc});
   } catch (const std::exception& error) {

@@ -141,7 +141,8 @@ OpenStore connect_store(const Job& job, const std::vector<std::string>& addresse
         "Rank {} (on {}) could not reach the job's store at {} within {}: {}. {}", job.rank,
         Process::self().host, places(addresses, port), seconds(timeout), reason,
         job.launcher_hosts_store
-            ? "The launcher should be listening there: see MASTER_ADDR and MASTER_PORT."
+            ? "The launcher should be listening there: see MASTER_ADDR and MASTER_PORT. If it has "
+              "ended, it says why."
             : "Rank 0 should be listening there: did it start? Across hosts, a firewall may be in "
               "between, or MASTER_ADDR may be a name that means another address here."));
   };

@@ -98,7 +98,7 @@ void RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares
   const auto& layout = table_.layout();
   auto& group = table_.group();
   const auto& slice = table_.memory(unit_, State::parameters);
-  const auto element = static_cast<int64_t>(slice.element_size());
+  const int64_t element = slice.element_size();
   const int64_t slice_begin = layout.slice(unit_, group.rank()).begin;
   // Neither is as large as an eighth of the weight, in whose place they are.
   const auto array = [&](int64_t numel) {
