@@ -324,7 +324,7 @@ class ReplicatedGradients final : public GradientReduction {
     const bool converts = context_.gradient_form(unit).converts();
     if (scattered()) {
       under_way_.start({.unit = unit,
-                        .bucket = {converts ? converted(unit, whole) : whole, converts},
+                        .bucket = Bucket{converts ? converted(unit, whole) : whole, converts},
                         .output = slice(unit)},
                        true, context_.gradient_form(unit).link.wire());
       // Each reduction under way needs memory of its own.
@@ -335,8 +335,10 @@ class ReplicatedGradients final : public GradientReduction {
       whole.copy_(bucket);
       context_.pool.give(std::move(bucket));
     } else {
+      // The all-reduce throws if the group has failed. Then g++ 12 destroys a member twice that
+      // nested braces without a type have initialised.
       under_way_.add({.unit = unit,
-                      .bucket = {whole, false},
+                      .bucket = Bucket{whole, false},
                       .collectives = PhasedReduction(all.all_reduce(whole, label))});
     }
   }
@@ -351,7 +353,7 @@ class ReplicatedGradients final : public GradientReduction {
     if (scattered()) {
       const auto sum = context_.placement.shards->empty(
           context_.layout.slice_numel(unit), whole.scalar_type(), Category::gradient_buckets);
-      under_way_.start({.unit = unit, .bucket = {bucket, false}, .output = sum}, true,
+      under_way_.start({.unit = unit, .bucket = Bucket{bucket, false}, .output = sum}, true,
                        context_.gradient_form(unit).link.wire());
       under_way_.complete();
       slice(unit).add_(sum);
