@@ -100,7 +100,7 @@ void RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares
   const auto& slice = table_.memory(unit_, State::parameters);
   const int64_t element = slice.element_size();
   const int64_t slice_begin = layout.slice(unit_, group.rank()).begin;
-  // Neither is as large as an eighth of the weight, in whose place they are.
+  // They take the place of the weight, of which each is an eighth at most.
   const auto array = [&](int64_t numel) {
     return group.empty(numel, slice.scalar_type(), Category::gathered_units);
   };

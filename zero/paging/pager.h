@@ -31,9 +31,8 @@
 //   4. The first of these gathers start before the rows are sent: while each rank brings its slice
 //      of the weight up to date, the link would stand still.
 //   5. After an agreement no plan evicts the unit in forward (`agreed_`): a rank that makes one
-//   more
-//      forward pass would gather it again, and the others would not. The unit goes when backward
-//      has used it, when a budget needs its place, or with the step.
+//      more forward pass would gather it again, and the others would not. The unit goes when
+//      backward has used it, when a budget needs its place, or with the step.
 //
 // Note [Frames on a device]
 // On a device units are gathered on a stream of the pager's own, into frames that are used again
@@ -201,6 +200,7 @@ class Pager {
   /// Starts the gathers that the other ranks count on. To be called before other collectives.
   void start_owed();
 
+  /// Returns the parameter whose bytes the page has, in its shape; they may be absent.
   const at::Tensor& parameter(const Page& page) const {
     return parameters_[static_cast<size_t>(page.parameter)];
   }
@@ -339,7 +339,7 @@ class Pager {
   std::vector<int64_t> dirty_;
   int64_t live_ = 0;          // bytes of present and gathering units
   std::deque<int64_t> owed_;  // all ranks gather these next, in this order
-  int64_t agreed_ = -1;       // the ranks have agreed on a gather of this unit in this step
+  int64_t agreed_ = -1;       // this step's ranks have agreed on a gather of this unit; -1: none
   bool in_step_ = false;
   Trace trace_;                               // the trace of the step under way
   std::atomic<size_t> position_ = 0;          // the number of its operators so far

@@ -38,8 +38,8 @@ class Trace {
   bool has(size_t index, std::span<const int64_t> units) const {
     return index < operators() && std::ranges::equal(this->units(index), units);
   }
-  /// The same, and the operator must be one of a backward pass if `backward`, otherwise of a
-  /// forward pass.
+  /// Returns whether it is so, and the operator is one of a backward pass if `backward`, otherwise
+  /// one of a forward pass.
   bool has(size_t index, std::span<const int64_t> units, bool backward) const {
     return has(index, units) && (backward_[index] != 0) == backward;
   }
