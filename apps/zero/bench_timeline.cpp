@@ -314,10 +314,12 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   step.in_place =  // ranks of one host read units where they lie
       !options.own_memory() && options.hosts == 1 && options.offload_param == "none";
   auto schedule = recording.schedule;
-  if (step.look_ups.unit >= 0) {
+  for (const auto& rows : step.rows) {
+    if (rows.replaces == 0) paging::leave_out_first_use(schedule, rows.unit);
+  }
+  for (const auto& look_ups : step.look_ups) {
     const double own = step.sharded.parameters ? 1.0 / options.ranks() : 0;
-    if (step.rows.unit >= 0) paging::leave_out_first_use(schedule, step.rows.unit);
-    in_tiles(schedule, step.look_ups.unit, own);
+    if (look_ups.replaces == 0) in_tiles(schedule, look_ups.unit, own);
   }
   schedule.units = unit_costs(step);
   const int64_t element_bytes = config.parameter_bytes();

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "zero/base/autocast.h"
@@ -13,6 +14,18 @@ namespace {
 GradientPlace* collector_of(const at::Tensor& parameter) {
   if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr) return nullptr;
   return dynamic_cast<GradientPlace*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+}
+
+// Returns the collector if the parameter's gradient may be taken in rows, or null.
+GradientPlace* collector_in_rows(const at::Tensor& parameter, const at::Tensor& indices) {
+  auto* collector = collector_of(parameter);
+  if (collector == nullptr || !parameter.is_cpu() || parameter.dim() != 2 ||
+      !parameter.is_contiguous() || indices.numel() == 0 ||
+      !torch::autograd::impl::hooks(parameter).empty())
+    return nullptr;
+  const bool cast =
+      autocast_dtype(parameter).value_or(parameter.scalar_type()) != parameter.scalar_type();
+  return cast ? nullptr : collector;
 }
 
 }  // namespace
@@ -32,12 +45,15 @@ double loss_factor(const at::Tensor& parameter) {
 }
 
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices) {
-  auto* collector = collector_of(parameter);
-  const bool cast =
-      autocast_dtype(parameter).value_or(parameter.scalar_type()) != parameter.scalar_type();
-  return collector != nullptr && !cast && parameter.is_cpu() && parameter.dim() == 2 &&
-         parameter.is_contiguous() && indices.numel() > 0 && indices.numel() <= parameter.size(1) &&
-         torch::autograd::impl::hooks(parameter).empty() && collector->announce_rows(indices);
+  auto* collector = collector_in_rows(parameter, indices);
+  return collector != nullptr && indices.numel() <= parameter.size(1) &&
+         collector->announce_rows(indices);
+}
+
+bool announce_look_up(const at::Tensor& parameter, const at::Tensor& indices) {
+  if (torch::autograd::get_current_graph_task_id() != -1) return false;
+  auto* collector = collector_in_rows(parameter, indices);
+  return collector != nullptr && collector->announce_look_up(indices);
 }
 
 GradientTiles* gradient_tiles(const at::Tensor& parameter) {

@@ -1,7 +1,5 @@
 #include "zero/base/weight_use.h"
 
-#include <ATen/ops/embedding.h>
-
 #include <atomic>
 
 namespace zero {
@@ -19,10 +17,8 @@ void use_weight(const at::Tensor& weight, const UseRows& early, const std::funct
 }
 
 at::Tensor look_up_rows(const at::Tensor& weight, const at::Tensor& indices) {
-  if (const auto look_up = looks_up.load(std::memory_order_relaxed)) {
-    if (auto rows = look_up(weight, indices); rows.defined()) return rows;
-  }
-  return at::embedding(weight, indices);
+  const auto look_up = looks_up.load(std::memory_order_relaxed);
+  return look_up != nullptr ? look_up(weight, indices) : at::Tensor();
 }
 
 void serve_weight_uses(UseWeight use, LookUpRows look_up) {

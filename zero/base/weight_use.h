@@ -23,12 +23,12 @@ using UseRows = std::function<int64_t(const WeightRows& here)>;
 /// itself.
 void use_weight(const at::Tensor& weight, const UseRows& early, const std::function<void()>& rest);
 
-/// Returns rows of `weight`, as at::embedding does: indices (...) int64 -> (..., C). Whoever brings
-/// the weight may bring these rows alone. Not differentiable.
+/// Returns rows of `weight`, as at::embedding does, if whoever brings the weight brings these rows
+/// alone: indices (...) int64 -> (..., C). Otherwise the result is undefined, and `weight` is to be
+/// read. Not differentiable.
 at::Tensor look_up_rows(const at::Tensor& weight, const at::Tensor& indices);
 
-/// A LookUpRows does the work of `look_up_rows` for weights that somebody brings, or returns an
-/// undefined tensor where `weight` is to be read. A UseWeight does that of `use_weight`.
+/// A LookUpRows does the work of `look_up_rows`, a UseWeight that of `use_weight`.
 using LookUpRows = at::Tensor (*)(const at::Tensor& weight, const at::Tensor& indices);
 using UseWeight = void (*)(const at::Tensor& weight, const UseRows& early,
                            const std::function<void()>& rest);

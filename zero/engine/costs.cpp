@@ -64,18 +64,18 @@ MessageBytes reduce_scatter(const partition::Cluster& cluster, int64_t numel,
 
 partition::Wire raw(at::ScalarType dtype) { return {.bits = 8 * bytes(dtype)}; }
 
-// Returns the message of a step's look-ups, where the unit's gradient leaves in tiles.
-MessageBytes look_ups_of(const PlannedStep& step, int64_t unit) {
-  if (step.look_ups.unit != unit) return {};
-  const auto wire = raw(plan_of(step, unit).gradients.sent_dtype(true));
-  return reduce_scatter(step.grid.shard_group(), step.look_ups.numel, wire, wire);
-}
-
-// Returns the message of the rows that a step looked up without the unit.
-MessageBytes rows_of(const PlannedStep& step, int64_t unit) {
-  if (step.rows.unit != unit) return {};
-  const auto wire = raw(plan_of(step, unit).dtype);
-  return all_gather(step.grid.shard_group(), step.rows.numel, wire, wire);
+// Sets the messages of a step's look-ups in a unit.
+void set_look_ups(const PlannedStep& step, int64_t unit, UnitMessages& messages) {
+  const auto& plan = plan_of(step, unit);
+  const auto sums = messages_of(step.look_ups, unit);
+  const auto rows = messages_of(step.rows, unit);
+  const auto sum_wire = raw(plan.gradients.sent_dtype(true));
+  const auto row_wire = raw(plan.dtype);
+  const auto ranks = step.grid.shard_group();
+  messages.look_ups = reduce_scatter(ranks, sums.numel, sum_wire, sum_wire);
+  messages.look_ups_replace = sums.replaces;
+  messages.rows = all_gather(ranks, rows.numel, row_wire, row_wire);
+  messages.rows_replace = rows.replaces;
 }
 
 // Adds the bytes that an update of a unit moves between device and host. An update on the device
@@ -138,7 +138,8 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
     if (step.kept_on_hosts && !step.in_place) {
       costs.gather = messages.gather_in_host.sent;
     } else if (!step.in_place) {
-      costs.gather = link(messages.gather);
+      costs.gather = messages.rows_replace > 0 ? link(messages.rows) / messages.rows_replace
+                                               : link(messages.gather);
     }
     if (plan.comes_up()) costs.gather_up = plan.owned.size() * bytes(plan.dtype);
     if (plan.parameters_at == Tier::disk)
@@ -146,11 +147,15 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
   }
   if (!plan.trainable) return costs;
   if (publishes(step)) costs.publish = link(messages.gather);
-  costs.reduce = link(messages.reduce.front());
+  if (messages.look_ups_replace > 0) {
+    costs.reduce = link(messages.look_ups) / messages.look_ups_replace;
+  } else {
+    costs.reduce = link(messages.reduce.front());
+    costs.reduce_at_end = link(messages.look_ups);
+  }
   (plan.gradients.defers ? costs.reduce_at_end : costs.reduce) +=
       link(messages.reduce_over_replicas.front()) + link(messages.gather_over_replicas.front());
-  costs.reduce_at_end += link(messages.look_ups);
-  costs.publish += link(messages.rows);
+  if (messages.rows_replace == 0) costs.publish += link(messages.rows);
   add_gradients(step, plan, costs);
   if (owns_some(step.layout.unit(unit), plan)) add_update(step, plan, on_disk, costs);
   return costs;
@@ -167,7 +172,8 @@ void add_gathers(const PlannedStep& step, const UnitPlan& plan, const UnitMessag
                  bool published, TrafficFormula& sum) {
   if (!step.sharded.optimizer) return;
   const int64_t times_published = plan.trainable && published ? 1 : 0;
-  const int64_t gathers = step.sharded.parameters ? 2 * step.passes : times_published;
+  const int64_t passes = step.passes - std::min(messages.rows_replace, step.passes);
+  const int64_t gathers = step.sharded.parameters ? 2 * passes : times_published;
   auto& sent = sum.all_gather;
   auto& leaves = sum.all_gather_link;
   if (step.kept_on_hosts) {  // once to each host, where they are read
@@ -185,10 +191,14 @@ void add_reductions(const PlannedStep& step, const UnitPlan& plan, const UnitMes
     add(messages.reduce.front(), 1, sum.all_reduce, sum.all_reduce_link);
     return;
   }
-  const int64_t sums = step.sharded.gradients ? step.passes : 1;
+  const int64_t sums =
+      step.sharded.gradients ? step.passes - std::min(messages.look_ups_replace, step.passes) : 1;
   const int64_t sums_of_replicas = plan.gradients.defers ? 1 : sums;
   for (const size_t pass : {0, 1}) {
-    const auto times = [&](int64_t all) { return pass == 0 ? 1 : all - 1; };
+    const auto times = [&](int64_t all) {
+      const int64_t first = std::min<int64_t>(all, 1);
+      return pass == 0 ? first : all - first;
+    };
     add(messages.reduce[pass], times(sums), sum.reduce_scatter, sum.reduce_scatter_link);
     add(messages.reduce_over_replicas[pass], times(sums_of_replicas), sum.reduce_scatter,
         sum.reduce_scatter_link);
@@ -295,8 +305,9 @@ int64_t disk_bytes(const PlannedStep& step) {
   return sum;
 }
 
-void plan_look_up(PlannedStep& step, const TiedLookUp& look_up) {
-  if (look_up.parameter < 0 || look_up.rows > look_up.columns || step.grid.hosts == 1 ||
+void plan_look_up(PlannedStep& step, const PlannedLookUp& look_up) {
+  const bool tied = look_up.use == LookUpUse::tiles;
+  if (look_up.parameter < 0 || (tied && look_up.rows > look_up.columns) || step.grid.hosts == 1 ||
       step.grid.replicas() > 1 || !step.sharded.gradients || step.timing.keeps_old_parameters())
     return;
   const int64_t unit = step.layout.unit_of(look_up.parameter);
@@ -304,15 +315,17 @@ void plan_look_up(PlannedStep& step, const TiedLookUp& look_up) {
   const auto& plan = plan_of(step, unit);
   const int64_t ranks = step.grid.ranks();
   const int64_t message = at::round_up(look_up.rows * look_up.columns, partition::kAlignment);
-  const LookUpMessages messages{.unit = unit, .numel = ranks * message};
+  const int64_t passes = tied ? 1 : step.passes;
+  const LookUpMessages messages{
+      .unit = unit, .numel = passes * ranks * message, .replaces = tied ? 0 : passes};
   const bool suits = plan.trainable && plan.gradients_at == Tier::device &&
                      plan.gradients.sends_as_made(plan.dtype) && whole.segments.size() == 1 &&
-                     kLookUpShare * messages.numel <= whole.numel;
+                     kLookUpShare * ranks * message <= whole.numel;
   if (!suits) return;
-  step.look_ups = messages;
+  step.look_ups = {messages};
   if (step.sharded.parameters && !step.kept_on_hosts && plan.parameters_at == Tier::device &&
-      !plan.parameter_link.quantised())
-    step.rows = messages;
+      !plan.parameter_link.quantised() && kLookUpShare * messages.numel <= whole.numel)
+    step.rows = {messages};
 }
 
 int64_t disk_update_memory(const PlannedStep& step, int64_t buffer_count) {
@@ -327,8 +340,7 @@ UnitMessages unit_messages(const PlannedStep& step, int64_t u) {
   messages.gather =
       all_gather(shard_group, unit.numel, raw(plan.dtype), plan.parameter_link.counted(plan.dtype));
   messages.gather_in_host.sent = partition::share_sent(unit.bytes(), shard_group.ranks_a_host);
-  messages.look_ups = look_ups_of(step, u);
-  messages.rows = rows_of(step, u);
+  set_look_ups(step, u, messages);
   if (!plan.trainable) return messages;
   const auto& form = plan.gradients;
   for (const size_t pass : {0, 1}) {

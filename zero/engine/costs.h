@@ -49,10 +49,10 @@ struct PlannedStep {
   bool feedback = false;
   /// Stage 3: operators read units where they lie, so that a gather sends nothing.
   bool in_place = false;
-  /// The sums of look-ups beside a tied gradient in tiles.
-  LookUpMessages look_ups{};
-  /// The rows of a weight that were looked up without gathering it.
-  LookUpMessages rows{};
+  /// The sums of rows of gradients, by weight.
+  std::vector<LookUpMessages> look_ups{};
+  /// The rows of weights that are looked up without gathering them, by weight.
+  std::vector<LookUpMessages> rows{};
   /// The exchanges of updates in two sweeps.
   std::vector<SweepBatch> sweep_batches{};
   /// By parameter, the rank that has its factored states: factored_owners.
@@ -66,10 +66,11 @@ struct PlannedStep {
 PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
                          const ModelShape& model, const Config& config, const PlannedRanks& ranks);
 
-/// Sets the messages of a look-up in each rank's last pass, if the step suits: `look_ups` if the
-/// gradient of the weight may leave in tiles, and `rows` if its rows may be looked up without it.
-/// All ranks' rows count as different, and as spread evenly over their owners.
-void plan_look_up(PlannedStep& step, const TiedLookUp& look_up);
+/// Sets the messages of a look-up in each rank's passes, or in the last one in a tied weight, if the
+/// step suits: `look_ups` if the gradient of the weight may leave by rows or in tiles, and `rows` if
+/// its rows may be looked up without it. All ranks' rows count as different, and as spread evenly
+/// over their owners.
+void plan_look_up(PlannedStep& step, const PlannedLookUp& look_up);
 
 /// Returns the bytes of this rank's states on one tier, the device or the host, with padding. The
 /// ledger shows the same, byte for byte.
@@ -100,10 +101,12 @@ struct UnitMessages {
   /// The sum of a slice over replicas: its reduce-scatter, and the all-gather that follows.
   std::array<MessageBytes, 2> reduce_over_replicas;
   std::array<MessageBytes, 2> gather_over_replicas;
-  /// The sums of look-ups beside a tied gradient in tiles, and the rows that are looked up: one of
-  /// each in a step.
+  /// The sums of rows of the gradient, and the rows that are looked up: those of a step.
   MessageBytes look_ups;
   MessageBytes rows;
+  /// Their count, where they are in the place of `reduce` and `gather`.
+  int64_t look_ups_replace = 0;
+  int64_t rows_replace = 0;
 };
 UnitMessages unit_messages(const PlannedStep& step, int64_t unit);
 

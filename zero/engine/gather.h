@@ -48,10 +48,10 @@ class GatherFlow {
   void publish(int64_t unit) { source_->publish(unit); }
   void finish_publish() { source_->finish_publish(); }
   void forget() { source_->forget(); }
-  void expect_look_up(int64_t parameter, int64_t columns) {
-    source_->expect_look_up(parameter, columns);
+  void expect_look_ups(const std::vector<ExpectedLookUp>& expected) {
+    source_->expect_look_ups(expected);
   }
-  LookUpMessages looked_up() const { return source_->looked_up(); }
+  std::vector<LookUpMessages> looked_up() const { return source_->looked_up(); }
   at::Tensor full(int64_t unit) {
     start_owed();
     return source_->full(unit);

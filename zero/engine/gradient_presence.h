@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "zero/engine/look_ups.h"
 #include "zero/engine/placement.h"
 #include "zero/engine/reduction_order.h"
 #include "zero/partition/layout.h"
@@ -42,7 +43,8 @@ class GradientPresence {
     bool refuses_early = false;  ///< this rank asks to stop early reductions
     bool began_early = false;    ///< it has begun its early reductions
     bool dropped = false;        ///< it has begun reductions in a pass that has thrown
-    int64_t tied = -1;           ///< the parameter whose gradient it could give in tiles; -1: none
+    /// By parameter, how this rank could give its gradient; empty: whole.
+    std::vector<LookUpUse> look_ups{};
   };
   /// Every rank knows this after `agree`.
   struct Agreement {
@@ -51,7 +53,7 @@ class GradientPresence {
     bool began_early = false;    ///< some rank has begun its early reductions
     /// Some ranks, but not all, have begun reductions in a pass that has thrown.
     bool dropped_by_some = false;
-    int64_t tied = -1;  ///< the parameter whose gradient all ranks could give in tiles; -1: none
+    std::vector<LookUpUse> look_ups;  ///< by parameter, how all ranks could give its gradient
   };
   /// Exchanges the reports, which parameters had a gradient, and rank 0's order, which `order`
   /// adopts. Collective.

@@ -71,18 +71,24 @@ class GradientReduction {
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;
 
-  /// These do what GradientPlace's functions of the same name do; `announce_rows` is called before
-  /// the last pass of a step only.
-  virtual bool announce_rows(int64_t /*parameter*/, const at::Tensor& /*indices*/) { return false; }
+  /// Does what GradientPlace::announce_rows does for LookUpUse::tiles, before the last pass of a
+  /// step only, and what announce_look_up does for LookUpUse::rows.
+  virtual bool announce(int64_t /*parameter*/, const at::Tensor& /*indices*/, LookUpUse /*use*/) {
+    return false;
+  }
+  /// These do what GradientPlace's functions of the same name do.
   virtual GradientTiles* tiles(int64_t /*parameter*/) { return nullptr; }
   virtual void returns_whole(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
   /// Autograd has brought this gradient of the parameter, which is not in its array yet.
   virtual void brought(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
-  /// Returns the messages of the last step's look-ups: Note [Tied gradient in tiles].
-  virtual LookUpMessages look_ups() const { return {}; }
-  /// Returns the parameter for which all ranks agree on the rows of their look-ups in the next
-  /// step; -1: none.
-  virtual int64_t expected_look_up() const { return -1; }
+  /// Returns the messages of the last step's look-ups, by weight.
+  virtual std::vector<LookUpMessages> look_ups() const { return {}; }
+  /// Returns, by parameter, the look-ups on whose rows all ranks agree in the next step; empty if
+  /// there are none.
+  virtual const std::vector<LookUpUse>& expected_look_ups() const {
+    static const std::vector<LookUpUse> none;
+    return none;
+  }
 
   /// Returns the report for the other ranks at the end of the step.
   virtual GradientPresence::Report report() const = 0;

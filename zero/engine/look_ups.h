@@ -1,26 +1,49 @@
-// The messages of look-ups in a tied weight.
+// Look-ups in a weight that need some of its rows, and their messages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace zero {
 
-/// They have at most this part of the weight's elements: one in so many.
+/// Messages of rows have at most this part of the weight's elements: one in so many.
 inline constexpr int64_t kLookUpShare = 8;
 
-/// The messages of a step's look-ups: the sums that go beside the tiles of a tied weight's gradient
-/// (Note [Tied gradient in tiles] in tied_gradient.h), or the rows of the weight (Note [Look-ups by
-/// rows] in row_look_ups.h).
-struct LookUpMessages {
-  int64_t unit = -1;  ///< the weight's; -1: there were none
-  int64_t numel = 0;  ///< the elements of their reduce-scatters or all-gathers, all slices
+/// The use of a weight in a step, as far as its rows may travel without it.
+enum class LookUpUse : uint8_t {
+  none,   ///< the weight is gathered, and its gradient is reduced, whole
+  rows,   ///< each pass looks rows up, once: Note [Gradients by rows] in look_up_gradient.h
+  tiles,  ///< an output projection uses it, too: Note [Tied gradient in tiles] there
 };
 
-/// A look-up of a model's loss in a tied weight (V, C).
-struct TiedLookUp {
+/// The messages of a step's look-ups in one weight: the sums of the rows of its gradient (the notes
+/// in look_up_gradient.h), or the rows of the weight (Note [Look-ups by rows] in row_look_ups.h).
+struct LookUpMessages {
+  int64_t unit = -1;     ///< the weight's
+  int64_t numel = 0;     ///< the elements of their reduce-scatters or all-gathers, all slices
+  int64_t replaces = 0;  ///< so many passes had them in the place of messages of the whole unit
+};
+
+/// Returns those of a unit, or none.
+inline LookUpMessages messages_of(const std::vector<LookUpMessages>& all, int64_t unit) {
+  const auto found = std::ranges::find(all, unit, &LookUpMessages::unit);
+  return found != all.end() ? *found : LookUpMessages{};
+}
+
+/// A weight (V, C) in which all ranks expect look-ups.
+struct ExpectedLookUp {
+  int64_t parameter = -1;
+  int64_t columns = 0;  ///< C
+  LookUpUse use = LookUpUse::none;
+};
+
+/// A model's look-up in a weight (V, C), once in each pass.
+struct PlannedLookUp {
   int64_t parameter = -1;  ///< the weight; -1: there is none
-  int64_t rows = 0;        ///< that one rank looks up, at most
-  int64_t columns = 0;
+  LookUpUse use = LookUpUse::tiles;
+  int64_t rows = 0;     ///< that one rank looks up in a pass, at most
+  int64_t columns = 0;  ///< C
 };
 
 }  // namespace zero

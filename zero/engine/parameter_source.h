@@ -44,11 +44,10 @@ class ParameterSource {
   virtual void settle() {}
   /// The parameters change: forgets writes to gathered units, and slices that were read ahead.
   virtual void forget() {}
-  /// A step begins in which all ranks expect to look rows of this parameter (V, C) up before they
-  /// use all of it; -1: none. See RowLookUps.
-  virtual void expect_look_up(int64_t /*parameter*/, int64_t /*columns*/) {}
-  /// Returns the message of the rows of the step before.
-  virtual LookUpMessages looked_up() const { return {}; }
+  /// A step begins in which all ranks expect these look-ups: see RowLookUps.
+  virtual void expect_look_ups(const std::vector<ExpectedLookUp>& /*expected*/) {}
+  /// Returns the messages of the rows of the step before, by weight.
+  virtual std::vector<LookUpMessages> looked_up() const { return {}; }
   /// Returns the full unit in its dtype, as the owners store it (never quantised): valid until the
   /// parameters change. Collective if gathers are matched.
   virtual at::Tensor full(int64_t unit) = 0;

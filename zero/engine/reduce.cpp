@@ -98,9 +98,9 @@ at::Tensor ReduceFlow::place(int64_t parameter) {
   return arrivals_.give_place(parameter, reduction_->array(layout_.unit_of(parameter)));
 }
 
-bool ReduceFlow::announce_rows(int64_t parameter, const at::Tensor& indices) {
+bool ReduceFlow::announce(int64_t parameter, const at::Tensor& indices, LookUpUse use) {
   const std::lock_guard lock(mutex_);
-  return reduction_->announce_rows(parameter, indices);
+  return reduction_->announce(parameter, indices, use);
 }
 
 GradientTiles* ReduceFlow::tiles(int64_t parameter) {

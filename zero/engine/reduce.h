@@ -65,9 +65,9 @@ class ReduceFlow {
   void begin_pass(const GradientReduction::Pass& pass);
   /// Returns memory for the gradient of a parameter: see GradientPlace::place.
   at::Tensor place(int64_t parameter);
-  /// Return what GradientPlace's functions of the same name do. `announce_rows` is called before
-  /// the last pass of a step only.
-  bool announce_rows(int64_t parameter, const at::Tensor& indices);
+  /// Does what GradientReduction::announce does.
+  bool announce(int64_t parameter, const at::Tensor& indices, LookUpUse use);
+  /// Return what GradientPlace's functions of the same name do.
   GradientTiles* tiles(int64_t parameter);
   void returns_whole(int64_t parameter, const at::Tensor& gradient);
   /// Takes the gradient of a parameter: see GradientSink::arrive.
@@ -92,9 +92,11 @@ class ReduceFlow {
   at::Tensor sum(int64_t unit) const { return reduction_->sum(unit); }
   /// Returns 1 for each parameter that some rank had a gradient for in this step, else 0.
   const std::vector<uint8_t>& present() const { return presence_.anywhere(); }
-  /// Returns the messages of the last step's look-ups: Note [Tied gradient in tiles].
-  LookUpMessages look_ups() const { return reduction_->look_ups(); }
-  int64_t expected_look_up() const { return reduction_->expected_look_up(); }
+  /// Return what GradientReduction's functions of the same name do.
+  std::vector<LookUpMessages> look_ups() const { return reduction_->look_ups(); }
+  const std::vector<LookUpUse>& expected_look_ups() const {
+    return reduction_->expected_look_ups();
+  }
   /// Returns the trainable units in the order of reduction.
   const std::vector<int64_t>& order() const { return order_.units(); }
   /// Returns, by unit, the sum of squares of the part of its sum that this rank adds up: the same

@@ -13,9 +13,11 @@
 
 namespace zero {
 
-std::optional<std::vector<int64_t>> agree_on_rows(comm::Group& group, int64_t count,
-                                                  const at::Tensor& indices, uint64_t order,
-                                                  std::string_view label) {
+using Asks = paging::UnitSource::Asks;
+
+std::optional<AgreedRows> agree_on_rows(comm::Group& group, int64_t count,
+                                        const at::Tensor& indices, uint64_t order,
+                                        std::string_view label) {
   constexpr size_t kHead = 1 + sizeof(order);  // whether there are rows, and the order
   std::vector<uint8_t> sent(kHead + static_cast<size_t>((count + 7) / 8), 0);
   std::memcpy(&sent[1], &order, sizeof(order));
@@ -30,16 +32,18 @@ std::optional<std::vector<int64_t>> agree_on_rows(comm::Group& group, int64_t co
   for (const int64_t row : valid ? looked_up : std::span<const int64_t>())
     sent[kHead + static_cast<size_t>(row / 8)] |= static_cast<uint8_t>(1U << (row % 8));
   const auto all = comm::gather_arrays<uint8_t>(group, sent, label);
+  AgreedRows agreed;
   for (size_t rank = 0; rank * sent.size() < all.size(); ++rank) {
     const auto* from = &all[rank * sent.size()];
-    if (from[0] == 0 || std::memcmp(from + 1, &all[1], sizeof(order)) != 0) return {};
+    if (from[0] == 0) return {};
+    agreed.same_order &= std::memcmp(from + 1, &all[1], sizeof(order)) == 0;
     for (size_t i = kHead; i < sent.size(); ++i) sent[i] |= from[i];
   }
-  std::vector<int64_t> rows;
   for (int64_t row = 0; row < count; ++row) {
-    if ((sent[kHead + static_cast<size_t>(row / 8)] >> (row % 8) & 1) != 0) rows.push_back(row);
+    if ((sent[kHead + static_cast<size_t>(row / 8)] >> (row % 8) & 1) != 0)
+      agreed.rows.push_back(row);
   }
-  return rows;
+  return agreed;
 }
 
 RowShares::RowShares(const partition::Layout& layout, int64_t unit,
@@ -55,65 +59,93 @@ RowShares::RowShares(const partition::Layout& layout, int64_t unit,
   for (const auto& each : of_owner) most = std::max(most, each.size());
   using partition::kAlignment;
   message = (static_cast<int64_t>(most) * columns + kAlignment - 1) / kAlignment * kAlignment;
-  few = kLookUpShare * layout.shards() * message <= layout.unit(unit).numel;
 }
 
-void RowLookUps::expect(int64_t parameter, int64_t columns) {
-  of_last_step_ = std::exchange(of_step_, {});
-  asked_ = -1;
-  if (parameter < 0) return;
-  const int64_t unit = table_.layout().unit_of(parameter);
+RowLookUps::RowLookUps(StateTable& table)
+    : table_(table), asks_(static_cast<size_t>(table.layout().unit_count())) {}
+
+bool RowLookUps::suits(int64_t unit) const {
   const auto& plan = table_.plan(unit);
-  if (table_.transfer_bytes(unit, State::parameters) > 0 || plan.comes_up() ||
-      plan.parameter_link.quantised() || !table_.device().is_cpu() ||
-      table_.layout().unit(unit).segments.size() != 1)
-    return;
-  asked_ = unit_ = unit;
-  columns_ = columns;
+  return table_.transfer_bytes(unit, State::parameters) == 0 && !plan.comes_up() &&
+         !plan.parameter_link.quantised() && table_.device().is_cpu() &&
+         table_.layout().unit(unit).segments.size() == 1;
 }
 
-at::Tensor RowLookUps::look_up(const paging::UnitSource::LookUp& mine) {
-  asked_ = -1;
+bool are_few(int64_t numel, const partition::Layout& layout, int64_t unit) {
+  return kLookUpShare * numel <= layout.unit(unit).numel;
+}
+
+void RowLookUps::expect(const std::vector<ExpectedLookUp>& expected) {
+  of_last_step_.clear();
+  for (const auto& [unit, found] : units_) {
+    if (found.of_step.unit >= 0) of_last_step_.push_back(found.of_step);
+  }
+  units_.clear();
+  for (auto& asks : asks_) asks = Asks::never;
+  const bool tied = std::ranges::any_of(
+      expected, [](const ExpectedLookUp& each) { return each.use == LookUpUse::tiles; });
+  for (const auto& each : expected) {
+    const int64_t unit = table_.layout().unit_of(each.parameter);
+    const bool is_tied = each.use == LookUpUse::tiles;
+    if (each.use == LookUpUse::none || is_tied != tied || !suits(unit)) continue;
+    asks_[static_cast<size_t>(unit)] = tied ? Asks::once : Asks::always;
+    units_[unit] = {.columns = each.columns};
+  }
+}
+
+Asks RowLookUps::asks(int64_t unit) const { return asks_[static_cast<size_t>(unit)]; }
+
+at::Tensor RowLookUps::look_up(int64_t unit, const paging::UnitSource::LookUp& mine,
+                               const std::function<void()>& up_to_date) {
+  auto& asks = asks_[static_cast<size_t>(unit)];
+  const bool once = asks == Asks::once;
+  if (once) asks = Asks::never;
   const auto& layout = table_.layout();
-  const auto& label = table_.label(unit_);
-  const int64_t count = layout.unit(unit_).content / columns_;
+  auto& [columns, of_step] = units_.at(unit);
+  const int64_t count = layout.unit(unit).content / columns;
   const auto& given = mine.indices;
   const bool wanted = given.defined() && given.scalar_type() == at::kLong && given.is_cpu();
   const auto indices = wanted ? given : at::Tensor();
-  const auto rows = agree_on_rows(table_.group(), count, indices, mine.order, label);
-  if (!rows) return {};
-  const RowShares shares(layout, unit_, *rows, columns_);
-  if (!shares.few) return {};
-  mine.meanwhile();
+  const auto agreed =
+      agree_on_rows(table_.group(), count, indices, mine.order, table_.label(unit));
+  if (!agreed || (once && !agreed->same_order)) return {};
+  const RowShares shares(layout, unit, agreed->rows, columns);
+  if (!are_few(of_step.numel + shares.all(), layout, unit)) return {};
+  if (agreed->same_order) mine.meanwhile();
+  up_to_date();
   auto shape = indices.sizes().vec();
-  shape.push_back(columns_);
-  auto result = at::empty(shape, table_.memory(unit_, State::parameters).options());
-  fetch(*rows, shares, indices.reshape({-1}), result.data_ptr());
+  shape.push_back(columns);
+  auto result = at::empty(shape, table_.memory(unit, State::parameters).options());
+  fetch(unit, agreed->rows, shares, indices.reshape({-1}), result.data_ptr());
+  of_step = {.unit = unit,
+             .numel = of_step.numel + shares.all(),
+             .replaces = of_step.replaces + (once ? 0 : 1)};
   return result;
 }
 
 // Writes a row to `to` (tokens, C) for each of the tokens (tokens). Collective.
-void RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares,
+void RowLookUps::fetch(int64_t unit, const std::vector<int64_t>& rows, const RowShares& shares,
                        const at::Tensor& tokens, void* to) {
+  const int64_t columns = units_.at(unit).columns;
   const auto& layout = table_.layout();
   auto& group = table_.group();
-  const auto& slice = table_.memory(unit_, State::parameters);
+  const auto& slice = table_.memory(unit, State::parameters);
   const int64_t element = slice.element_size();
-  const int64_t slice_begin = layout.slice(unit_, group.rank()).begin;
+  const int64_t slice_begin = layout.slice(unit, group.rank()).begin;
   // They take the place of the weight, of which each is an eighth at most.
   const auto array = [&](int64_t numel) {
     return group.empty(numel, slice.scalar_type(), Category::gathered_units);
   };
   const auto mine = array(shares.message).zero_();
-  const auto all = array(layout.shards() * shares.message);
+  const auto all = array(shares.all());
   // Calls `f` with the part of each of the owner's rows that lies in its slice.
   const auto for_each = [&](int owner, const auto& f) {
     int64_t place = 0;
     for (const int64_t position : shares.of_owner[static_cast<size_t>(owner)]) {
-      const int64_t begin = rows[static_cast<size_t>(position)] * columns_;
-      const auto part = partition::intersect({begin, begin + columns_}, layout.slice(unit_, owner));
+      const int64_t begin = rows[static_cast<size_t>(position)] * columns;
+      const auto part = partition::intersect({begin, begin + columns}, layout.slice(unit, owner));
       f(place + part.begin - begin, part, position);
-      place += columns_;
+      place += columns;
     }
   };
   const auto copy = [&](void* destination, int64_t at, const at::Tensor& source, int64_t from,
@@ -125,8 +157,7 @@ void RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares
   for_each(group.rank(), [&](int64_t in_message, partition::Range part, int64_t /*position*/) {
     copy(mine.data_ptr(), in_message, slice, part.begin - slice_begin, part.size());
   });
-  if (shares.message > 0) group.all_gather(all, mine, table_.label(unit_)).wait();
-  of_step_ = {.unit = unit_, .numel = all.numel()};
+  if (shares.message > 0) group.all_gather(all, mine, table_.label(unit)).wait();
 
   const auto token = tokens.contiguous();
   std::vector<std::vector<int64_t>> tokens_of(rows.size());  // the places of each row in `to`
@@ -138,7 +169,7 @@ void RowLookUps::fetch(const std::vector<int64_t>& rows, const RowShares& shares
     for_each(owner, [&](int64_t in_message, partition::Range part, int64_t position) {
       const size_t row = static_cast<size_t>(position);
       for (const int64_t i : tokens_of[row]) {
-        const int64_t at = i * columns_ + part.begin - rows[row] * columns_;
+        const int64_t at = i * columns + part.begin - rows[row] * columns;
         copy(to, at, all, owner * shares.message + in_message, part.size());
       }
     });

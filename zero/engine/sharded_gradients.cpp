@@ -29,8 +29,9 @@
 // A bucket of one pass has the dtype in which gradients are reduced from the start, unless it is
 // divided before that (Note [Dtypes of gradients] in form.h).
 //
-// The unit of a tied weight may be reduced before all others, while its gradient is made: Note
-// [Tied gradient in tiles] in tied_gradient.h.
+// The rows of a weight that are looked up may be reduced alone, when a pass ends, and the unit of a
+// tied weight before all others, while its gradient is made: Note [Gradients by rows] and Note [Tied
+// gradient in tiles] in look_up_gradient.h.
 //
 // On a device a unit is reduced on a stream of its own, behind the work that the hook has enqueued
 // and beside the rest of backward. Memory of sums is taken on that stream too. When the step is
@@ -47,7 +48,7 @@
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
 #include "zero/engine/reduction_queue.h"
-#include "zero/engine/tied_gradient.h"
+#include "zero/engine/look_up_gradient.h"
 
 namespace zero {
 
@@ -58,7 +59,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
         sums_(context, context.settings.hands_over ? this : nullptr),
         units_(static_cast<size_t>(context.layout.unit_count())),
         under_way_(context, ReductionQueue::Arrays::own),
-        tied_(context, sums_, under_way_, [this](int64_t unit) {
+        look_ups_(context_, sums_, under_way_, [this](int64_t unit) {
           if (observer_ != nullptr) observer_->reduction_starts(unit);
         }) {
     make_residuals();
@@ -74,25 +75,26 @@ class ShardedGradients final : public GradientReduction, private HandOver {
       bookkeeping(context_.layout.unit_of(p)).turn = Turn::at_the_end;
     context_.order.move_back(
         [&](int64_t unit) { return bookkeeping(unit).turn == Turn::at_the_end; });
-    const auto first =
-        tied_.begin_pass(pass, [&](int64_t unit) { return bookkeeping(unit).sum != Sum::none; });
-    if (!first) return;
-    bookkeeping(*first).turn = Turn::over;
-    bookkeeping(*first).sum = Sum::started;
+    const auto units = look_ups_.begin_pass(
+        pass, [&](int64_t unit) { return bookkeeping(unit).sum != Sum::none; });
+    for (const int64_t unit : units) {
+      bookkeeping(unit).turn = Turn::over;
+      bookkeeping(unit).sum = Sum::started;
+    }
   }
 
-  bool announce_rows(int64_t parameter, const at::Tensor& indices) override {
-    return tied_.announce(parameter, indices);
+  bool announce(int64_t parameter, const at::Tensor& indices, LookUpUse use) override {
+    return look_ups_.announce(parameter, indices, use);
   }
-  GradientTiles* tiles(int64_t parameter) override { return tied_.tiles(parameter); }
+  GradientTiles* tiles(int64_t parameter) override { return look_ups_.taker(parameter); }
   void returns_whole(int64_t parameter, const at::Tensor& gradient) override {
-    tied_.returns_whole(parameter, gradient);
+    look_ups_.returns_whole(parameter, gradient);
   }
   void brought(int64_t parameter, const at::Tensor& gradient) override {
-    tied_.brought(parameter, gradient);
+    look_ups_.brought(parameter, gradient);
   }
-  LookUpMessages look_ups() const override { return tied_.messages(); }
-  int64_t expected_look_up() const override { return tied_.expected(); }
+  std::vector<LookUpMessages> look_ups() const override { return look_ups_.messages(); }
+  const std::vector<LookUpUse>& expected_look_ups() const override { return look_ups_.expected(); }
 
   const at::Tensor& array(int64_t unit) override {
     auto& bucket = bookkeeping(unit).bucket;
@@ -124,9 +126,9 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   // Reduces units in order, as long as the next one is complete or keeps too many others waiting.
   void reduce_ready() override {
-    if (tied_.first()) return;
+    if (look_ups_.first()) return;
     while (const auto unit = context_.order.turn()) {
-      if (tied_.has(*unit)) {
+      if (look_ups_.has(*unit)) {
         context_.order.advance();
         continue;
       }
@@ -140,22 +142,23 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   }
 
   void end_pass() override {
-    tied_.take_left_over();
+    look_ups_.take_left_over();
     while (const auto unit = context_.order.turn()) {
       context_.order.advance();
-      if (!tied_.has(*unit)) reduce(*unit);
+      if (!look_ups_.has(*unit)) reduce(*unit);
     }
-    tied_.end_pass();
+    look_ups_.end_pass();
   }
 
   void drop_pass() override {
     under_way_.drop();
-    tied_.drop_pass();
+    look_ups_.drop_pass();
   }
 
   GradientPresence::Report report() const override {
-    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0),
-                                    .tied = tied_.possible()};
+    GradientPresence::Report report{.late = std::vector<uint8_t>(units_.size(), 0)};
+    report.look_ups.resize(context_.layout.parameters().size());
+    look_ups_.report(report.look_ups);
     std::ranges::transform(units_, report.late.begin(), [](const Unit& unit) {
       return static_cast<uint8_t>(unit.bucket.array.defined());
     });
@@ -177,7 +180,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   }
 
   void complete(const GradientPresence::Agreement& agreed) override {
-    tied_.expect(agreed.tied);
+    look_ups_.expect(agreed.look_ups);
     under_way_.complete();
     sums_.wait();
     sum_over_replicas();
@@ -190,7 +193,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
 
   void clear(bool completed) override {
     under_way_.drop();
-    tied_.begin_step(completed);
+    look_ups_.begin_step(completed);
     const SideScope on(context_.side, context_.mark);  // memory goes back to that stream
     sums_.wait();
     for (const int64_t u : context_.order.units()) {
@@ -365,7 +368,7 @@ class ShardedGradients final : public GradientReduction, private HandOver {
   int64_t waiting_ = 0;       // complete units whose turn has not come in this pass
   BackwardUpdates* updates_ = nullptr;
   ReductionQueue under_way_;
-  TiedGradient tied_;
+  LookUpGradients look_ups_;
 };
 
 std::unique_ptr<GradientReduction> sharded_gradients(const ReductionContext& context) {

@@ -80,19 +80,14 @@ class SlicedUnits final : public PagedSource {
     release(unit);
   }
 
-  int64_t asks() const override { return look_ups_.asks(); }
+  Asks asks(int64_t unit) const override { return look_ups_.asks(unit); }
   at::Tensor look_up(int64_t unit, const LookUp& mine) override {
-    auto then = mine;
-    then.meanwhile = [&] {
-      mine.meanwhile();
-      updates_->complete_before_read(unit);
-    };
-    return look_ups_.look_up(then);
+    return look_ups_.look_up(unit, mine, [&] { updates_->complete_before_read(unit); });
   }
-  void expect_look_up(int64_t parameter, int64_t columns) override {
-    look_ups_.expect(parameter, columns);
+  void expect_look_ups(const std::vector<ExpectedLookUp>& expected) override {
+    look_ups_.expect(expected);
   }
-  LookUpMessages looked_up() const override { return look_ups_.of_last_step(); }
+  std::vector<LookUpMessages> looked_up() const override { return look_ups_.of_last_step(); }
 
   // This rank's slice, where the gather sends it from memory, and to the others as it is.
   paging::UnitPart here(int64_t unit) override {

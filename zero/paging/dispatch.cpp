@@ -7,6 +7,7 @@
 // come through here again, because the key is excluded for the outer call alone. When an operator
 // does read a parameter, its parameters are pinned, so the key is excluded for everything inside
 // it.
+#include <ATen/RedispatchFunctions.h>
 #include <ATen/ceil_div.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -22,6 +23,7 @@
 #include <optional>
 
 #include "zero/base/deferred_graph.h"
+#include "zero/base/row_embedding.h"
 #include "zero/base/weight_use.h"
 #include "zero/paging/page.h"
 #include "zero/paging/pager.h"
@@ -133,7 +135,24 @@ at::Tensor look_up_paged(const at::Tensor& weight, const at::Tensor& indices) {
   const auto& parameter = page->pager->parameter(*page);
   if (weight.sizes() != parameter.sizes() || weight.scalar_type() != parameter.scalar_type())
     return {};
-  return page->pager->look_up(page->unit, indices);
+  return page->pager->look_up(page->unit, indices, differentiable());
+}
+
+// Looks rows up in a weight that may come as rows, and whose gradient may leave as rows.
+at::Tensor embedding_paged(c10::DispatchKeySet keys, const at::Tensor& weight,
+                           const at::Tensor& indices, c10::SymInt padding, bool by_frequency,
+                           bool sparse) {
+  Uses uses;
+  find(weight, false, uses);
+  if (!uses.empty() && !by_frequency && !sparse && is_whole(weight)) {
+    auto rows = row_embedding(weight, indices, padding.guard_int(__FILE__, __LINE__));
+    if (rows.defined()) return rows;
+  }
+  const auto pins = pin(uses);
+  const c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey);
+  return at::redispatch::embedding_symint(below, weight, indices, std::move(padding), by_frequency,
+                                          sparse);
 }
 
 // Does the work of zero::use_weight.
@@ -158,6 +177,10 @@ void use_paged(const at::Tensor& weight, const UseRows& early, const std::functi
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&page_in>());
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  library.impl("embedding", TORCH_FN(embedding_paged));
 }
 
 }  // namespace zero::paging

@@ -149,25 +149,36 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
   return pin;
 }
 
-// Returns the units that the step gathers from here to `unit`, by its plan; empty if it has none,
-// or if they are gathered more than once or do not fit within the budget.
-std::vector<int64_t> Pager::gathers_until(int64_t unit) const {
+// Returns the units that the step gathers behind a look-up in `unit` by its plan, each once, as many
+// as fit within the budget: those that start before the rows are sent; or, if ranks ask once, all of
+// them up to `unit`, and none if one does not fit. Empty without a plan.
+std::vector<int64_t> Pager::gathers_behind(int64_t unit) const {
   const Plan* plan = following_;
   if (plan == nullptr && trace_.empty() && !plans_.empty()) plan = plans_.front().get();
   if (plan == nullptr) return {};
+  const bool once = source_.asks(unit) == UnitSource::Asks::once;
   std::vector<int64_t> order;
   std::vector<uint8_t> seen(units_.size(), 0);
-  int64_t bytes = live_;
+  int64_t bytes = 0;
   for (size_t i = following_ != nullptr ? next_gather_ : 0; i < plan->gathers.size(); ++i) {
+    if (!once && bytes >= meanwhile_bytes(unit)) break;
     const int64_t next = plan->gathers[i].unit;
-    if (std::exchange(seen[static_cast<size_t>(next)], 1) != 0) return {};
+    if (next == unit && !once) continue;  // the plan is that of a step without the look-up
+    if (next != unit && source_.asks(next) != UnitSource::Asks::never) break;
+    if (std::exchange(seen[static_cast<size_t>(next)], 1) != 0) break;
     if (state(next).presence != Presence::absent) continue;  // it fits, so it stays until then
-    order.push_back(next);
     bytes += layout_.unit(next).bytes();
-    if (bytes > options_.budget_bytes) return {};
+    if (live_ + bytes > options_.budget_bytes) break;
+    order.push_back(next);
     if (next == unit) return order;
   }
-  return {};
+  return once ? std::vector<int64_t>() : order;
+}
+
+// Returns the bytes of the gathers that start before the rows of a unit are sent, but for the rest
+// of the last of them.
+int64_t Pager::meanwhile_bytes(int64_t unit) const {
+  return layout_.unit(unit).bytes() / kMeanwhile;
 }
 
 // Agrees with the other ranks on the gather of an absent unit. Returns this rank's rows, if all
@@ -177,12 +188,13 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
   const auto thread = std::this_thread::get_id();
   auto& s = state(unit);
   add_pin(lock, unit);
-  if (source_.asks() != unit || s.presence != Presence::absent) {  // another thread came before
+  const auto asks = source_.asks(unit);
+  if (asks == UnitSource::Asks::never || s.presence != Presence::absent) {  // another thread came
     drop_pin(s, thread);
     return {};
   }
   s.presence = Presence::gathering;
-  agreed_ = unit;
+  if (asks == UnitSource::Asks::once) agreed_ = unit;
   const auto done = [&] {
     if (!lock.owns_lock()) lock.lock();
     s.presence = Presence::absent;
@@ -192,7 +204,7 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
   const auto meanwhile = [&] {
     lock.lock();
     owed_.assign(order.begin(), order.end());
-    const int64_t most = layout_.unit(unit).bytes() / kMeanwhile;
+    const int64_t most = meanwhile_bytes(unit);
     for (int64_t bytes = 0; bytes < most && !owed_.empty() && owed_.front() != unit;) {
       const int64_t next = owed_.front();
       bytes += layout_.unit(next).bytes();
@@ -213,13 +225,26 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
   return rows;
 }
 
-at::Tensor Pager::look_up(int64_t unit, const at::Tensor& indices) {
+at::Tensor Pager::look_up(int64_t unit, const at::Tensor& indices, bool differentiable) {
+  using Asks = UnitSource::Asks;
   std::unique_lock lock(mutex_);
-  if (source_.asks() != unit || state(unit).presence != Presence::absent) return {};
+  const auto asks = source_.asks(unit);
+  if (asks == Asks::never || state(unit).presence != Presence::absent) return {};
+  // Where gradients are off, a rank may evaluate alone, before the others compute.
+  if (asks == Asks::always && !differentiable) return {};
   try {
     source_.touched(unit);
-    const auto order = gathers_until(unit);
-    return agree(lock, unit, order.empty() ? at::Tensor() : indices, order);
+    const auto order = gathers_behind(unit);
+    const bool may = asks == Asks::always || !order.empty();
+    auto rows = agree(lock, unit, may ? indices : at::Tensor(), order);
+    if (rows.defined() && differentiable) {
+      in_step_ = true;
+      advance(lock, {});
+    } else if (!rows.defined() && state(unit).presence == Presence::absent) {
+      start_owed(lock, unit);
+      if (state(unit).presence == Presence::absent) gather(lock, unit);
+    }
+    return rows;
   } catch (const Error&) {
     lock.unlock();
     if (options_.rethrow) options_.rethrow();
@@ -265,7 +290,8 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
   if (source_.in_place()) return position;
   // Another thread may come here while the lock is not held, so the cursor moves first.
   while (next_gather_ < plan.gathers.size() && plan.gathers[next_gather_].start <= position) {
-    if (source_.asks() >= 0 && plan.gathers[next_gather_].use > position) break;
+    const auto& next = plan.gathers[next_gather_];
+    if (next.use > position && source_.asks(next.unit) != UnitSource::Asks::never) break;
     const auto& gather = plan.gathers[next_gather_++];
     if (gather.use < position || state(gather.unit).presence != Presence::absent) continue;
     if (gather.use > position) state(gather.unit).next_use = gather.use;
@@ -367,7 +393,7 @@ void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
 
 // Starts the gather of an absent unit when its turn has come: Note [Gathers that ranks agree on].
 void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
-  if (source_.asks() == unit) agree(lock, unit, {}, {});
+  if (source_.asks(unit) != UnitSource::Asks::never) agree(lock, unit, {}, {});
   start_owed(lock, unit);
   if (state(unit).presence == Presence::absent) gather(lock, unit);  // others may have come before
 }

@@ -15,21 +15,26 @@
 // only save bytes.
 //
 // Note [Gathers that ranks agree on]
-// A source may name a unit whose next gather the ranks agree on before (UnitSource::asks): if all
-// look some of its rows up, it brings these rows alone, and the unit is gathered later. Every rank
-// must still issue the same collectives in the same order, whatever it does. So:
+// Ranks may agree on the gather of a unit before it starts (UnitSource::asks): if all look some of
+// its rows up, the source brings these rows alone. Every rank must still issue the same collectives
+// in the same order. So:
 //   1. The agreement takes the place of a gather. A rank agrees where it would gather the unit:
 //      not where the unit is present, and always where it is absent, whoever wants it (an operator,
-//      a scope, evaluation).
-//   2. Until then nothing is gathered ahead of its use, since a rank that follows a plan would
-//      gather units before the agreement that a rank without one gathers behind it.
-//   3. With its rows a rank tells which units its plan gathers from there to this one, each once,
-//      all within the budget. If that is the same on all ranks, they gather these units in this
-//      order (`owed_`), even a rank that leaves its plan: it first gathers those that come before
-//      the one that it needs. `start_owed` gathers the rest, before any other collective of the
-//      engine: a rank may compute no more than a part of its model, or throw.
-//   4. The first of these gathers start before the rows are sent: while each rank brings its slice
-//      of the weight up to date, the link would stand still.
+//      a scope, evaluation). If a rank needs all of the unit, all ranks gather it at once.
+//   2. Ranks agree on a unit before they gather what is used behind it, with a plan or without. So
+//      no plan gathers such a unit ahead of its use, or others ahead of it. A look-up by rows is an
+//      operator of the trace that pins no unit, and a plan gathers nothing ahead of it.
+//   3. With its rows a rank tells which units its plan gathers next. If that is the same on all
+//      ranks, the first of these gathers start before the rows are sent: while each rank brings
+//      its slice of the weight up to date, the link would stand still.
+// A unit may be asked for at each gather (Asks::always), since no operator but look-ups uses it.
+// Then the ranks look it up as often as they would gather it. Or it may be asked for once in a
+// step, and all of it is used later, by the output projection. There a rank may do what it likes:
+//   4. A rank tells the units of rule 3 up to this one, each once, all within the budget. If that
+//      is the same on all ranks, they gather these units in this order (`owed_`), even a rank that
+//      leaves its plan: it first gathers those that come before the one that it needs. `start_owed`
+//      gathers the rest, before any other collective of the engine: a rank may compute no more than
+//      a part of its model, or throw.
 //   5. After an agreement no plan evicts the unit in forward (`agreed_`): a rank that makes one
 //      more forward pass would gather it again, and the others would not. The unit goes when
 //      backward has used it, when a budget needs its place, or with the step.
@@ -93,9 +98,15 @@ class UnitSource {
   /// Returns the part of a unit that can be read while its gather is under way, with the bits that
   /// the gathered unit will have there. It is valid until the source's bytes change.
   virtual UnitPart here(int64_t /*unit*/) { return {}; }
-  /// Returns the unit whose next gather the ranks agree on before (`look_up`), the same on all
-  /// ranks; -1: there is none. Note [Gathers that ranks agree on].
-  virtual int64_t asks() const { return -1; }
+  /// Tells when ranks agree (`look_up`) before they gather a unit: Note [Gathers that ranks agree
+  /// on].
+  enum class Asks : uint8_t {
+    never,
+    once,   ///< at the next gather; the unit is gathered later
+    always  ///< at each gather
+  };
+  /// Returns it for a unit, the same on all ranks.
+  virtual Asks asks(int64_t /*unit*/) const { return Asks::never; }
   /// A look-up in the weight that is all of a unit.
   struct LookUp {
     at::Tensor indices{};  ///< the rows; undefined: it is another use, which needs the unit
@@ -103,9 +114,10 @@ class UnitSource {
     /// Starts the first gathers of that order.
     std::function<void()> meanwhile{};
   };
-  /// Agrees with the other ranks on the unit that `asks` names. If all ranks look up and have the
-  /// same order, it calls `meanwhile`, on all of them, and returns the rows. Otherwise it returns
-  /// an undefined tensor, and all ranks gather the unit now. Collective.
+  /// Agrees with the other ranks on a unit that they ask for. If all ranks look up, it returns the
+  /// rows; if they have the same order, which a unit that they ask for once needs, it calls
+  /// `meanwhile` before. Otherwise it returns an undefined tensor, and all ranks gather the unit
+  /// now. Collective.
   virtual at::Tensor look_up(int64_t /*unit*/, const LookUp& /*mine*/) { return {}; }
   /// Says that `unit` will be gathered after the units that were named before. A source with a slow
   /// tier may then begin to fetch its part. Returns false if it can take no more now. Called with
@@ -195,8 +207,9 @@ class Pager {
   Pin touch(int64_t unit, bool differentiable, const UsePart& early);
 
   /// Returns rows of the weight that is all of `unit` if the source brings them alone; otherwise an
-  /// undefined tensor, and the weight is to be read (UnitSource::look_up).
-  at::Tensor look_up(int64_t unit, const at::Tensor& indices);
+  /// undefined tensor, and the weight is to be read (UnitSource::look_up). `differentiable` is that
+  /// of `touch`.
+  at::Tensor look_up(int64_t unit, const at::Tensor& indices, bool differentiable);
   /// Starts the gathers that the other ranks count on. To be called before other collectives.
   void start_owed();
 
@@ -285,7 +298,8 @@ class Pager {
   };
 
   Pin touched(std::span<const int64_t> units, bool differentiable, const UsePart& early);
-  std::vector<int64_t> gathers_until(int64_t unit) const;
+  std::vector<int64_t> gathers_behind(int64_t unit) const;
+  int64_t meanwhile_bytes(int64_t unit) const;
   at::Tensor agree(std::unique_lock<std::mutex>& lock, int64_t unit, const at::Tensor& indices,
                    const std::vector<int64_t>& order);
   void add_pin(std::unique_lock<std::mutex>& lock, int64_t unit);

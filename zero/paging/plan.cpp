@@ -259,6 +259,8 @@ void prefetch(Plan& plan, std::vector<int64_t> left, std::span<const int64_t> un
       if (left[2 * before] < bytes || left[2 * before + 1] < bytes ||
           ahead[before] + bytes > window)
         break;
+      // This is rule 2 of Note [Gathers that ranks agree on] in pager.h.
+      if (plan.trace.units(before).empty()) break;
       // The unit may be in use at that operator, or may be kept only until then.
       if (std::ranges::find(plan.trace.units(before), gather.unit) !=
           plan.trace.units(before).end())

@@ -9,7 +9,8 @@
 
 namespace zero::paging {
 
-/// A sequence of operators, each with the distinct units that it pins at once. An operator of a
+/// A sequence of operators, each with the distinct units that it pins at once. An operator without
+/// units is a look-up by rows (Note [Gathers that ranks agree on] in pager.h). An operator of a
 /// forward pass is another than one of a backward pass that pins the same units.
 class Trace {
  public:

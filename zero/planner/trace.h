@@ -120,8 +120,8 @@ struct Trace {
   int64_t buffers = 0;                         ///< bytes of the model's buffers
   int64_t peak = 0;     ///< the most bytes beside parameters, their gradients, and buffers
   int64_t peak_at = 0;  ///< the operator at that moment
-  /// The look-up of the loss in a tied weight, of a model on the CPU.
-  TiedLookUp look_up{};
+  /// The look-up of the tokens, of a model on the CPU.
+  PlannedLookUp look_up{};
 
   int64_t parameters() const;  ///< elements
   double flops() const;        ///< of the step

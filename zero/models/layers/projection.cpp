@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "zero/base/error.h"
+#include "zero/base/row_embedding.h"
 #include "zero/models/layers/feed_forward.h"
 #include "zero/models/layers/gelu.h"
 #include "zero/models/layers/initial_values.h"
@@ -152,7 +153,8 @@ void EmbeddingTableImpl::reset() {
 }
 
 at::Tensor EmbeddingTableImpl::forward(const at::Tensor& indices) {
-  return at::embedding(weight, indices, padding_);
+  auto rows = row_embedding(weight, indices, padding_);
+  return rows.defined() ? rows : at::embedding(weight, indices, padding_);
 }
 
 std::map<std::string, TensorPlace> tile_places(const torch::nn::Module& root) {

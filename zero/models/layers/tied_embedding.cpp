@@ -7,6 +7,7 @@
 
 #include "zero/base/error.h"
 #include "zero/base/gradient_place.h"
+#include "zero/base/row_embedding.h"
 #include "zero/base/weight_use.h"
 #include "zero/models/layers/matmul.h"
 
@@ -16,6 +17,7 @@ namespace {
 // Apart from the tensors that autograd looks at.
 struct Slot {
   at::Tensor gradient;
+  at::Tensor rows;  // of the weight; undefined: it is to be read
 };
 
 class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
@@ -26,7 +28,7 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
     context->saved_data["slot"] = slot.gradient;
     context->saved_data["weight"] = weight;
     context->saved_data["padding"] = padding;
-    return look_up_rows(weight, indices);
+    return slot.rows.defined() ? slot.rows : at::embedding(weight, indices);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -49,9 +51,8 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
               {},
               {}};
     }
-    auto of_rows = gradients[0].reshape({-1, weight.size(1)});
+    const auto of_rows = gradient_rows(gradients[0], indices, padding);
     const auto of = indices.reshape({-1});
-    if (padding >= 0) of_rows = of_rows.masked_fill(of.eq(padding).unsqueeze(1), 0);
     if (tiles != nullptr) {
       tiles->add_rows(of, of_rows);
       return {{}, {}, {}, {}};
@@ -73,7 +74,7 @@ at::Tensor gradient_slot(const at::Tensor& weight, bool made_in_backward) {
 
 at::Tensor tied_embedding(const at::Tensor& weight, const at::Tensor& indices,
                           const at::Tensor& slot, int64_t padding) {
-  return TiedEmbedding::apply(weight, indices, Slot{slot}, padding);
+  return TiedEmbedding::apply(weight, indices, Slot{slot, look_up_rows(weight, indices)}, padding);
 }
 
 }  // namespace zero
