@@ -1,0 +1,373 @@
+// Stages 2 and 3 between hosts: a table that only look-ups use is not gathered, and its gradient
+// leaves as rows (Note [Look-ups by rows] in engine/row_look_ups.h, Note [Gradients by rows] in
+// engine/look_up_gradient.h).
+#include <gtest/gtest.h>
+#include <torch/nn/functional/embedding.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/engine/worlds.h"
+#include "tests/support/temporary_folder.h"
+#include "zero/comm/group.h"
+#include "zero/engine/engine.h"
+#include "zero/engine/gathered.h"
+#include "zero/models/layers/projection.h"
+#include "zero/models/recompute/recompute.h"
+#include "zero/paging/pager.h"
+
+namespace zero {
+namespace {
+
+using comm::Collective;
+
+constexpr World kThreeByOne{3, 1};
+constexpr int64_t kUsers = 5001;  // slices of three ranks end within a row
+constexpr int64_t kWords = 3000;
+constexpr int64_t kWidth = 20;
+
+// Two tables, of the library's layer and of LibTorch's, which has a row that gets no gradient.
+struct TablesImpl : torch::nn::Module {
+  TablesImpl() {
+    register_module("users", users);
+    register_module("words", words);
+    register_module("hidden", hidden);
+    register_module("head", head);
+    const torch::NoGradGuard guard;
+    double phase = 0.3;
+    for (auto& p : parameters())
+      p.copy_(torch::sin(torch::arange(p.numel()) * 0.37 + (phase += 1.1)).mul(0.2).view(p.sizes()));
+  }
+  at::Tensor output(const at::Tensor& of_users, const at::Tensor& of_words) {
+    const auto user = users(of_users);  // all ranks look up in one order
+    return head(torch::tanh(hidden(user + words(of_words).mean(1))));
+  }
+  EmbeddingTable users{kUsers, kWidth, 1.0};
+  torch::nn::Embedding words{torch::nn::EmbeddingOptions(kWords, kWidth).padding_idx(7)};
+  torch::nn::Linear hidden{kWidth, kWidth};
+  torch::nn::Linear head{kWidth, 3};
+};
+TORCH_MODULE(Tables);
+
+// Rows that repeat within a rank, that several ranks have, and the first and the last.
+at::Tensor users_of(int rank, int64_t pass, int64_t count = 12) {
+  auto users = torch::arange(count).mul(97 + 5 * pass + rank).remainder(kUsers);
+  users[0] = 0;
+  users[1] = kUsers - 1;
+  users.slice(0, 2, 6) = 1667 + pass;
+  return users;
+}
+
+at::Tensor words_of(int rank, int64_t pass, int64_t count = 12) {
+  auto words = torch::arange(count * 2).mul(31 + pass + 3 * rank).remainder(kWords);
+  words.slice(0, 3, 9) = 7;
+  words.slice(0, 9, 12) = 1500;
+  return words.view({count, 2});
+}
+
+at::Tensor loss_of(Tables& model, int rank, int64_t pass, int64_t count = 12) {
+  const auto output = model->output(users_of(rank, pass, count), words_of(rank, pass, count));
+  return (output.to(at::kFloat) - 0.7).pow(2).mean();
+}
+
+Config config_of(int stage, bool bf16, int64_t k = 1) {
+  auto c = clipped(stage, bf16, k);
+  c.unit_bytes = 2'000;
+  return c;
+}
+
+struct Trained {
+  std::vector<float> losses;
+  std::vector<double> norms;
+  std::vector<at::Tensor> weights;
+  std::vector<int64_t> gathered;  // bytes that all-gathers sent, by step
+  std::vector<int64_t> reduced;   // bytes that reduce-scatters sent, by step
+  int64_t tables = 0;             // bytes that an all-gather of both tables sends
+};
+
+using Loss = std::function<at::Tensor(Engine& engine, Tables& model, int rank, int64_t pass)>;
+
+at::Tensor plain(Engine& /*engine*/, Tables& model, int rank, int64_t pass) {
+  return loss_of(model, rank, pass);
+}
+
+// That of rank 0. The ledger's bytes are held against the formula in each step.
+Trained trained(World world, const Config& c, int64_t steps, const Loss& loss = plain,
+                int block = 0) {
+  return train_in(world, block, [&](const std::shared_ptr<comm::Group>& group) {
+    Tables model;
+    Engine engine(model.ptr(), AdamW{.lr = 1e-2}, c, group);
+    Trained mine;
+    const int64_t k = c.gradient_accumulation_steps;
+    for (const int64_t p : {0, 1}) {
+      const auto& layout = engine.layout();
+      mine.tables += layout.unit(layout.unit_of(p)).bytes() / group->size() * (group->size() - 1);
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+      const auto reduced = group->traffic().count(Collective::reduce_scatter);
+      const auto gathered = group->traffic().count(Collective::all_gather);
+      for (int64_t i = 0; i < k; ++i) {
+        const auto of_pass = loss(engine, model, group->rank(), step * k + i);
+        engine.backward(of_pass);
+        mine.losses.push_back(of_pass.item<float>());
+        const auto result = engine.step();
+        if (result.boundary) mine.norms.push_back(result.grad_norm);
+      }
+      EXPECT_EQ(group->ledger()->usage(Category::gathered_units).current, 0);
+      auto sums = group->traffic().count(Collective::reduce_scatter);
+      sums -= reduced;
+      auto gathers = group->traffic().count(Collective::all_gather);
+      gathers -= gathered;
+      const auto formula = engine.traffic_formula();
+      EXPECT_EQ(sums.logical_bytes, formula.reduce_scatter) << "step " << step;
+      EXPECT_EQ(sums.link_bytes, formula.reduce_scatter_link) << "step " << step;
+      mine.reduced.push_back(sums.logical_bytes);
+      mine.gathered.push_back(gathers.logical_bytes);
+    }
+    mine.weights = weights(engine);
+    return mine;
+  });
+}
+
+void expect_same_bits(const Trained& a, const Trained& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  expect_equal(a.weights, b.weights);
+}
+
+// Whether a step of several hosts has sent rows in the place of both tables.
+bool reduced_rows(const Trained& of, size_t step) { return of.reduced[step] < of.reduced[0] / 2; }
+bool gathered_rows(const Trained& of, size_t step) {
+  return of.gathered[step] < of.gathered[0] - of.tables * 3 / 4;
+}
+
+TEST(RowGradient, HasTheBitsOfOneHostAndSendsRowsAlone) {
+  for (const auto world : {kTwoByOne, kTwoByTwo, kThreeByOne}) {
+    for (const bool bf16 : {false, true}) {
+      for (const int64_t k : {1, 2}) {
+        SCOPED_TRACE(testing::Message() << world.hosts << " x " << world.ranks_a_host << ", bf16 "
+                                        << bf16 << ", k " << k);
+        const World one{1, world.hosts * world.ranks_a_host};
+        const int block = world.ranks_a_host > 1 ? world.ranks_a_host : 0;
+        const auto whole = trained(one, config_of(2, bf16, k), 4, plain, block);
+        if (k == 1) expect_same_bits(trained(world, config_of(1, bf16), 4), whole);
+        for (const int stage : {2, 3}) {
+          const auto by_rows = trained(world, config_of(stage, bf16, k), 4);
+          expect_same_bits(by_rows, whole);
+          for (const size_t step : {1, 2, 3}) {
+            EXPECT_EQ(reduced_rows(by_rows, step), true) << step;
+            EXPECT_EQ(gathered_rows(by_rows, step), stage == 3) << step;
+          }
+        }
+      }
+    }
+  }
+}
+
+// At stage 3 the formula counts units that stay between their uses twice.
+TEST(RowGradient, SendsTheBytesOfTheFormula) {
+  run_in(kTwoByOne, [](auto group) {
+    Tables model;
+    Engine engine(model.ptr(), AdamW{}, config_of(3, false), group);
+    const auto& layout = engine.layout();
+    int64_t whole = 0;  // of the other units
+    for (int64_t u = 0; u < layout.unit_count(); ++u) {
+      if (u != layout.unit_of(0) && u != layout.unit_of(1)) whole += layout.unit(u).bytes() / 2;
+    }
+    for (int64_t step = 0; step < 4; ++step) {
+      const auto before = group->traffic().count(Collective::all_gather).logical_bytes;
+      engine.backward(loss_of(model, group->rank(), step));
+      engine.step();
+      const auto sent = group->traffic().count(Collective::all_gather).logical_bytes - before;
+      if (step == 0) continue;
+      EXPECT_EQ(sent, engine.traffic_formula().all_gather - whole) << step;
+    }
+  });
+}
+
+// Each of these makes the third of six steps another one. It says whether rows alone are gathered
+// in that step, and whether they are reduced alone.
+struct Case {
+  std::string name;
+  Loss loss;
+  bool gathers = false;
+  bool reduces = false;
+};
+
+at::Tensor linear_of(Tables& model, const at::Tensor& weight) {
+  return torch::linear(model->hidden(model->users->weight.slice(0, 0, 4)), weight)
+      .to(at::kFloat)
+      .pow(2)
+      .mean();
+}
+
+TEST(RowGradient, StaysExactWhateverRanksDo) {
+  const std::vector<Case> cases{
+      {"a rank has other numbers of rows",
+       [](Engine& /*engine*/, Tables& model, int rank, int64_t pass) {
+         return loss_of(model, rank, pass, rank == 0 ? 12 : 16);
+       },
+       true, true},
+      {"a rank looks up too many rows",
+       [](Engine& /*engine*/, Tables& model, int rank, int64_t pass) {
+         return loss_of(model, rank, pass, rank == 0 ? 12 : 900);
+       }},
+      {"all evaluate before",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         {
+           const torch::NoGradGuard guard;
+           loss_of(model, rank, pass + 7);
+         }
+         return plain(engine, model, rank, pass);
+       },
+       false, true},
+      {"a rank evaluates before the others compute",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         if (rank == 1) {
+           const torch::NoGradGuard guard;
+           loss_of(model, rank, pass + 7);
+         }
+         return plain(engine, model, rank, pass);
+       },
+       false, true},
+      {"a look-up throws and is made again",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         const int64_t beyond = rank == 1 ? kUsers : 0;
+         const auto look_up = [&] { return model->users(users_of(rank, pass) + beyond); };
+         if (rank == 0) {
+           look_up();
+         } else {
+           EXPECT_ANY_THROW(look_up());
+         }
+         return plain(engine, model, rank, pass);
+       },
+       false, false},
+      {"two losses are added",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         const auto first = plain(engine, model, rank, pass);
+         return first + plain(engine, model, rank, pass + 5);
+       },
+       true, false},
+      {"a rank leaves a table out of its loss",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         if (rank == 0) return plain(engine, model, rank, pass);
+         model->users(users_of(rank, pass));
+         const auto words = model->words(words_of(rank, pass)).mean(1);
+         return model->head(torch::tanh(model->hidden(words))).to(at::kFloat).pow(2).mean();
+       },
+       true, true},
+      {"look-ups are computed again in backward",
+       [](Engine& /*engine*/, Tables& model, int rank, int64_t pass) {
+         const auto one = torch::ones({1}, model->head->weight.scalar_type()).requires_grad_();
+         const auto output = recompute(
+             [=](const at::Tensor& scale) mutable {
+               return model->output(users_of(rank, pass), words_of(rank, pass)) * scale;
+             },
+             one);
+         return output.to(at::kFloat).pow(2).mean();
+       },
+       false, false},
+      {"a table is written in a scope",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         {
+           const Gathered scope(engine, {model->users->weight, model->words->weight},
+                                Gathered::Access::write);
+           const torch::NoGradGuard guard;
+           model->users->weight.mul_(1.5);
+           model->words->weight.mul_(0.5);
+         }
+         return plain(engine, model, rank, pass);
+       },
+       false, true}};
+  for (const auto& each : cases) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(each.name + (bf16 ? ", bf16" : ""));
+      const Loss loss = [&](Engine& engine, Tables& model, int rank, int64_t pass) {
+        return (pass == 2 ? each.loss : Loss(plain))(engine, model, rank, pass);
+      };
+      const auto whole = trained({1, 2}, config_of(3, bf16), 6, loss);
+      const auto by_rows = trained(kTwoByOne, config_of(3, bf16), 6, loss);
+      expect_same_bits(by_rows, whole);
+      EXPECT_TRUE(gathered_rows(by_rows, 1));
+      EXPECT_TRUE(reduced_rows(by_rows, 1));
+      EXPECT_EQ(gathered_rows(by_rows, 2), each.gathers);
+      EXPECT_EQ(reduced_rows(by_rows, 2), each.reduces);
+      EXPECT_TRUE(gathered_rows(by_rows, 5));  // the step before has shown that they can
+      EXPECT_TRUE(reduced_rows(by_rows, 5));
+    }
+  }
+}
+
+// Something else uses a table in every step.
+TEST(RowGradient, StaysWholeWhereSomethingElseUsesTheTable) {
+  for (const bool bf16 : {false, true}) {
+    const Loss loss = [](Engine& engine, Tables& model, int rank, int64_t pass) {
+      return plain(engine, model, rank, pass) + linear_of(model, model->words->weight);
+    };
+    const auto whole = trained({1, 2}, config_of(2, bf16), 4, loss);
+    for (const int stage : {2, 3}) {
+      const auto between = trained(kTwoByOne, config_of(stage, bf16), 4, loss);
+      expect_same_bits(between, whole);
+      EXPECT_EQ(between.reduced[3], between.reduced[0]);
+      EXPECT_EQ(between.gathered[3], between.gathered[0]);
+    }
+  }
+}
+
+// A budget of no bytes, offloaded states, updates in backward and delayed, states of 8 bits, a hook
+// of the user's, and layer after layer.
+TEST(RowGradient, HasTheBitsOfOneHostInOtherSettings) {
+  const std::vector<std::pair<std::string, std::function<void(Config&)>>> settings{
+      {"no live parameters", [](Config& c) { c.max_live_parameters = 0; }},
+      {"few live parameters", [](Config& c) { c.max_live_parameters = kWidth * kWords; }},
+      {"no prefetch", [](Config& c) { c.prefetch_bucket_size = 0; }},
+      {"updates in backward",
+       [](Config& c) {
+         c.update_in_backward = true;
+         c.gradient_clipping = 0;
+       }},
+      {"no updates in forward", [](Config& c) { c.update_in_forward = false; }},
+      {"offloaded optimizer", [](Config& c) { c.offload_optimizer.device = OffloadDevice::cpu; }},
+      {"offloaded parameters", [](Config& c) { c.offload_param.device = OffloadDevice::cpu; }}};
+  for (const auto& [name, set] : settings) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(name + (bf16 ? ", bf16" : ""));
+      auto c = config_of(3, bf16);
+      set(c);
+      expect_same_bits(trained(kTwoByOne, c, 4), trained({1, 2}, c, 4));
+    }
+  }
+}
+
+// Between steps the states are saved and loaded; another number of ranks goes on.
+TEST(RowGradient, GoesOnAfterALoad) {
+  const TemporaryFolder folder;
+  const auto run = [&](World world, const std::string& name) {
+    return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+      Tables model;
+      Engine engine(model.ptr(), AdamW{.lr = 1e-2}, config_of(3, false), group);
+      Trained mine;
+      for (int64_t step = 0; step < 6; ++step) {
+        if (step == 3) engine.save(name);
+        if (step == 5) engine.load(name);
+        const auto loss = loss_of(model, group->rank(), step);
+        engine.backward(loss);
+        mine.losses.push_back(loss.item<float>());
+        mine.norms.push_back(engine.step().grad_norm);
+      }
+      mine.weights = weights(engine);
+      return mine;
+    });
+  };
+  expect_same_bits(run(kTwoByOne, folder / "rows"), run({1, 2}, folder / "whole"));
+}
+
+}  // namespace
+}  // namespace zero
