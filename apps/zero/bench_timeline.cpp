@@ -8,13 +8,13 @@
 // recorded; a micro-batch of more computes as many times as much.
 //
 // Between hosts the gradient of a tied weight may leave while it is made (Note [Tied gradient in
-// tiles] in engine/tied_gradient.h), which one rank does not do. Its three products, of one size,
+// tiles] in engine/look_up_gradient.h), which one rank does not do. Its three products, of one size,
 // are recorded with the output projection. So `in_tiles` cuts that operator after the first of
 // them, the logits, and begins the reduction there. The tokens are random, so each rank looks other
 // rows up. At stage 3 a rank computes the logits of its own rows while the others arrive (Note
 // [Logits in blocks] in models/layers/cross_entropy.cpp): they count with the operator before,
 // which does not wait for the weight. The look-up by rows (Note [Look-ups by rows] in
-// engine/row_look_ups.h) is no use of the unit.
+// engine/row_look_ups.h) is no use of a tied weight. Another table is gathered as its rows.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -218,8 +218,7 @@ struct Recording {
   paging::StepSchedule schedule;
   ModelShape model;
   int64_t elements = 0;
-  int64_t tied = -1;  ///< the parameter that embeds tokens and projects to the vocabulary
-  int64_t width = 0;  ///< its columns
+  PlannedLookUp look_up{};  ///< that of the tokens
   double flops() const {
     double sum = 0;
     for (const double each : schedule.flops) sum += each;
@@ -252,14 +251,13 @@ Recording record(const Options& options) {
   Recording recording{.schedule = *engine.schedule(),
                       .model = {.parameters = {}, .own_memory = options.own_memory()},
                       .elements = engine.parameter_count()};
-  const auto names = model->tied_names();
-  if (const auto found = names.find("lm_head.weight"); found != names.end()) {
-    const auto parameters = engine.parameter_infos();
-    const auto tied = std::ranges::find(parameters, found->second, &TensorInfo::name);
-    ensure(tied != parameters.end(), "a tied name is a parameter's");
-    recording.tied = tied - parameters.begin();
-    recording.width = tied->shape.back();
-  }
+  const auto parameters = engine.parameter_infos();
+  const auto table = std::ranges::find(parameters, model->embedding(), &TensorInfo::name);
+  ensure(table != parameters.end(), "tokens are looked up in a parameter");
+  recording.look_up = {.parameter = table - parameters.begin(),
+                       .use = model->tied_names().empty() ? LookUpUse::rows : LookUpUse::tiles,
+                       .rows = options.micro_batch * options.seq,
+                       .columns = table->shape.back()};
   // AdamW treats every element alike, whatever the shape.
   for (const auto& parameter : engine.layout().parameters()) {
     recording.model.parameters.push_back(
@@ -308,9 +306,7 @@ paging::StepSchedule at_stage(const Options& options, const Recording& recording
   const auto layout = lay_out(recording.model, config, grid);
   const auto units = plan_units(layout, recording.model, config, {.grid = grid});
   auto step = planned_step(layout, units, recording.model, config, {.grid = grid});
-  plan_look_up(step, {.parameter = recording.tied,
-                      .rows = options.micro_batch * options.seq,
-                      .columns = recording.width});
+  plan_look_up(step, recording.look_up);
   step.in_place =  // ranks of one host read units where they lie
       !options.own_memory() && options.hosts == 1 && options.offload_param == "none";
   auto schedule = recording.schedule;

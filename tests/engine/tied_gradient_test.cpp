@@ -1,5 +1,5 @@
 // Stages 2 and 3 between hosts: the gradient of a tied weight leaves while it is made (Note [Tied
-// gradient in tiles] in engine/tied_gradient.h). At stage 3 its look-up fetches rows (Note
+// gradient in tiles] in engine/look_up_gradient.h). At stage 3 its look-up fetches rows (Note
 // [Look-ups by rows] in engine/row_look_ups.h), and an output projection begins with the rows that
 // are here (Note [Logits in blocks] in models/layers/cross_entropy.cpp).
 #include <gmock/gmock.h>

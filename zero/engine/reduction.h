@@ -15,7 +15,7 @@ class GradientSums;
 /// The reduction of one unit's array, or of a piece of it.
 struct Reduction {
   int64_t unit = 0;
-  /// The first element of the piece in each slice of the unit (tied_gradient.cpp).
+  /// The first element of the piece in each slice of the unit (look_up_gradient.cpp).
   int64_t begin = 0;
   /// The sums that the result goes to. Null if the result lies in its place when the reduction
   /// is done.

@@ -780,14 +780,13 @@ Trace trace(const LanguageModelConfig& model, int64_t batch, int64_t sequence, i
   const auto tokens = at::zeros({batch, sequence}, at::TensorOptions(at::kLong));
   const auto targets = model.head() == Head::classes ? tokens.select(1, 0) : tokens;
   auto traced = tracing.run([&] { return built->loss(tokens, targets); });
-  if (!options.host || model.head() != Head::next_token) return traced;
+  const bool tied = !built->tied_names().empty();
+  if (!options.host || (tied && model.head() != Head::next_token)) return traced;
   const auto& parameters = traced.model.parameters;
-  const auto names = built->tied_names();
-  const auto tied = names.find("lm_head.weight");
-  if (tied == names.end()) return traced;
-  const auto found = std::ranges::find(parameters, tied->second, &ParameterShape::name);
+  const auto found = std::ranges::find(parameters, built->embedding(), &ParameterShape::name);
   if (found != parameters.end() && found->trainable) {
     traced.look_up = {.parameter = found - parameters.begin(),
+                      .use = tied ? LookUpUse::tiles : LookUpUse::rows,
                       .rows = batch * sequence,
                       .columns = found->sizes.back()};
   }

@@ -100,9 +100,10 @@ class BertLanguageModel final : public LanguageModel {
   }
   void recompute(RecomputeSettings settings) override { model_->recompute(std::move(settings)); }
   std::map<std::string, TensorPlace> export_places() override { return tile_places(*model_); }
+  std::string embedding() const override { return "bert.embeddings.word_embeddings.weight"; }
   std::map<std::string, std::string> tied_names() const override {
     if (config_.head() == Head::classes) return {};
-    return {{"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
+    return {{"cls.predictions.decoder.weight", embedding()},
             {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
   }
   std::set<std::string> head_parameters() const override {

@@ -124,6 +124,8 @@ class LanguageModel {
   /// Names that other programs' files may have beside those of parameters, because this model ties
   /// them: by such a name, the parameter. Empty where nothing is tied.
   virtual std::map<std::string, std::string> tied_names() const = 0;
+  /// Returns the name of the parameter in which tokens are looked up, (V, C).
+  virtual std::string embedding() const = 0;
   /// Returns what other programs have before the paths of this model's modules, but for the output
   /// projection "lm_head".
   virtual std::string path_prefix() const { return {}; }

@@ -58,6 +58,7 @@ class ModuleLanguageModel final : public LanguageModel {
     if (!tied_) return {};
     return {{"lm_head.weight", names_.embedding}};
   }
+  std::string embedding() const override { return names_.embedding; }
   std::string path_prefix() const override { return names_.path_prefix; }
 
  private:

@@ -8,7 +8,7 @@
 // later, adds its rows to it in place and passes it on. The slot has its memory from the start of
 // forward, so that the largest gradient does not lie among the activations, which go before it.
 // Where the collector of gradients takes tiles it needs no memory: Note [Tied gradient in tiles] in
-// engine/tied_gradient.h.
+// engine/look_up_gradient.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
