@@ -8,12 +8,12 @@
 // recorded; a micro-batch of more computes as many times as much.
 //
 // Between hosts the gradient of a tied weight may leave while it is made (Note [Tied gradient in
-// tiles] in engine/look_up_gradient.h), which one rank does not do. Its three products, of one size,
-// are recorded with the output projection. So `in_tiles` cuts that operator after the first of
-// them, the logits, and begins the reduction there. The tokens are random, so each rank looks other
-// rows up. At stage 3 a rank computes the logits of its own rows while the others arrive (Note
-// [Logits in blocks] in models/layers/cross_entropy.cpp): they count with the operator before,
-// which does not wait for the weight. The look-up by rows (Note [Look-ups by rows] in
+// tiles] in engine/look_up_gradient.h), which one rank does not do. Its three products, of one
+// size, are recorded with the output projection. So `in_tiles` cuts that operator after the first
+// of them, the logits, and begins the reduction there. The tokens are random, so each rank looks
+// other rows up. At stage 3 a rank computes the logits of its own rows while the others arrive
+// (Note [Logits in blocks] in models/layers/cross_entropy.cpp): they count with the operator
+// before, which does not wait for the weight. The look-up by rows (Note [Look-ups by rows] in
 // engine/row_look_ups.h) is no use of a tied weight. Another table is gathered as its rows.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>

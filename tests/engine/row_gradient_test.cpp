@@ -43,7 +43,8 @@ struct TablesImpl : torch::nn::Module {
     const torch::NoGradGuard guard;
     double phase = 0.3;
     for (auto& p : parameters())
-      p.copy_(torch::sin(torch::arange(p.numel()) * 0.37 + (phase += 1.1)).mul(0.2).view(p.sizes()));
+      p.copy_(
+          torch::sin(torch::arange(p.numel()) * 0.37 + (phase += 1.1)).mul(0.2).view(p.sizes()));
   }
   at::Tensor output(const at::Tensor& of_users, const at::Tensor& of_words) {
     const auto user = users(of_users);  // all ranks look up in one order
@@ -142,7 +143,7 @@ void expect_same_bits(const Trained& a, const Trained& b) {
   expect_equal(a.weights, b.weights);
 }
 
-// Whether a step of several hosts has sent rows in the place of both tables.
+// Return whether a step of several hosts has sent rows in the place of both tables.
 bool reduced_rows(const Trained& of, size_t step) { return of.reduced[step] < of.reduced[0] / 2; }
 bool gathered_rows(const Trained& of, size_t step) {
   return of.gathered[step] < of.gathered[0] - of.tables * 3 / 4;

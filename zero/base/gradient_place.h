@@ -19,8 +19,8 @@ class GradientTiles {
  public:
   virtual ~GradientTiles() = default;
   /// Takes the output projection's gradient, all of it, if there is a projection. `make(begin,
-  /// tile)` writes its rows from `begin` on to `tile` (rows, C). `begin` is a multiple of kTileRows,
-  /// and `tile` has kTileRows rows or those that are left.
+  /// tile)` writes its rows from `begin` on to `tile` (rows, C). `begin` is a multiple of
+  /// kTileRows, and `tile` has kTileRows rows or those that are left.
   using Make = std::function<void(int64_t begin, const at::Tensor& tile)>;
   virtual void take(const Make& make) = 0;
   /// Adds each of `rows` (n, C) to the row of the gradient that `indices` (n) names, one after the
@@ -44,8 +44,8 @@ class GradientPlace {
   /// from an output projection and then from a look-up of the rows `indices`. Returns whether the
   /// projection should be ready to give its part in tiles.
   virtual bool announce_rows(const at::Tensor& /*indices*/) { return false; }
-  /// Learns that the rows `indices` are looked up now, by an operator whose backward function brings
-  /// this parameter one gradient. Returns whether the gradient may be wanted as rows.
+  /// Learns that the rows `indices` are looked up now, by an operator whose backward function
+  /// brings this parameter one gradient. Returns whether the gradient may be wanted as rows.
   virtual bool announce_look_up(const at::Tensor& /*indices*/) { return false; }
   /// Returns the taker of tiles and rows in the backward pass under way, or null.
   virtual GradientTiles* tiles() { return nullptr; }
@@ -68,8 +68,8 @@ double loss_factor(const at::Tensor& parameter);
 /// Return what the collector of this parameter's gradients does, if there is one: see
 /// GradientPlace. A gradient is in tiles or rows only if no hook of the user's waits for it and the
 /// weight is not cast. It is in tiles if the gradients of the logits, which then stay until
-/// backward, take no more memory than that of the weight: if there are no more indices than columns.
-/// A look-up in a backward pass (recomputation) is not announced.
+/// backward, take no more memory than that of the weight: if there are no more indices than
+/// columns. A look-up in a backward pass (recomputation) is not announced.
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices);
 bool announce_look_up(const at::Tensor& parameter, const at::Tensor& indices);
 GradientTiles* gradient_tiles(const at::Tensor& parameter);

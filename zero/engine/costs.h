@@ -66,10 +66,10 @@ struct PlannedStep {
 PlannedStep planned_step(const partition::Layout& layout, const std::vector<UnitPlan>& units,
                          const ModelShape& model, const Config& config, const PlannedRanks& ranks);
 
-/// Sets the messages of a look-up in each rank's passes, or in the last one in a tied weight, if the
-/// step suits: `look_ups` if the gradient of the weight may leave by rows or in tiles, and `rows` if
-/// its rows may be looked up without it. All ranks' rows count as different, and as spread evenly
-/// over their owners.
+/// Sets the messages of a look-up in each rank's passes, or in the last one in a tied weight, if
+/// the step suits: `look_ups` if the gradient of the weight may leave by rows or in tiles, and
+/// `rows` if its rows may be looked up without it. All ranks' rows count as different, and as
+/// spread evenly over their owners.
 void plan_look_up(PlannedStep& step, const PlannedLookUp& look_up);
 
 /// Returns the bytes of this rank's states on one tier, the device or the host, with padding. The

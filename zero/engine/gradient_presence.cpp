@@ -42,8 +42,8 @@ bool GradientPresence::complete_here(int64_t unit) const {
 }
 
 // A rank's message has a word for each parameter (whether it had a gradient, and how the rank could
-// give it), a flag for each unit, the order, and two words: whether it refuses early reductions, and
-// what became of those of this step.
+// give it), a flag for each unit, the order, and two words: whether it refuses early reductions,
+// and what became of those of this step.
 GradientPresence::Agreement GradientPresence::agree(const Placement& placement,
                                                     ReductionOrder& order, const Report& mine) {
   const size_t parameters = here_.size();

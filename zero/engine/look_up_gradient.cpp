@@ -74,10 +74,9 @@ bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_su
   if (expected_ == LookUpUse::none || (expected_ == LookUpUse::tiles && !pass.last)) return false;
   const at::NoGradGuard no_grad;
   const auto& shape = context_.arrivals.parameter(parameter_);
-  const auto agreed =
-      agree_on_rows(*context_.placement.all, shape.size(0),
-                    announced_use_ == expected_ ? announced.front() : at::Tensor(), 0,
-                    "rows of look-ups");
+  const auto agreed = agree_on_rows(*context_.placement.all, shape.size(0),
+                                    announced_use_ == expected_ ? announced.front() : at::Tensor(),
+                                    0, "rows of look-ups");
   if (!agreed) return false;
   const int64_t columns = shape.size(1);
   RowShares shares(context_.layout, unit_, agreed->rows, columns);
@@ -158,7 +157,7 @@ void LookUpGradient::fill(const at::Tensor& to, int64_t begin, const Make& make,
 
 // Makes the tile of the rows from `begin` on, and sets its values of rows that are looked up apart.
 void LookUpGradient::make_tile(const at::Tensor& tile, int64_t begin, const Make& make,
-                             bool sets_apart) {
+                               bool sets_apart) {
   make(begin, tile);
   if (!sets_apart) return;
   const auto* rows = pass_->rows.const_data_ptr<int64_t>();
@@ -189,8 +188,8 @@ void LookUpGradient::add_rows(const at::Tensor& indices, const at::Tensor& rows)
         "was changed before backward.");
   }
   if (pass.use == LookUpUse::rows) {  // the operator that makes the whole gradient
-    pass.values =
-        at::embedding_dense_backward(rows, positions, pass.values.size(0), /*padding_idx=*/-1, false);
+    pass.values = at::embedding_dense_backward(rows, positions, pass.values.size(0),
+                                               /*padding_idx=*/-1, false);
   } else {
     pass.values.index_add_(0, positions, rows);
   }
@@ -325,8 +324,8 @@ std::vector<LookUpMessages> LookUpGradients::messages() const {
   return messages;
 }
 
-std::vector<int64_t> LookUpGradients::begin_pass(
-    const GradientReduction::Pass& pass, const std::function<bool(int64_t unit)>& has_sum) {
+std::vector<int64_t> LookUpGradients::begin_pass(const GradientReduction::Pass& pass,
+                                                 const std::function<bool(int64_t unit)>& has_sum) {
   std::vector<int64_t> units;
   for (auto& [parameter, gradient] : all_) {
     const int64_t unit = context_.layout.unit_of(parameter);

@@ -31,15 +31,15 @@
 //      there before the pieces. The message has as many rows for each owner as the owner with most
 //      of them needs: LookUpMessages::numel elements, in the formula of the step's bytes
 //      (Engine::traffic_formula).
-// Either is used if the message has at most an eighth of the weight's elements (kLookUpShare), which
-// all ranks know after step 2, and if sums lie on the device and are not handed over, rounded for
-// the link, divided before or doubled (`suits`). A rank may have no look-up in a pass, or several.
-// So every rank says in step 2 whether it can; if one cannot, the gradient is made whole, if need
-// be from the gradients of the logits. Step 2 costs a small message, so it is not sent unless all
-// ranks could have done so in the last pass of the step before. That is also when a rank sees
-// whether something else uses the weight: then autograd brings another gradient than the look-up
-// returned. If such a use first appears in a step by rows or in tiles, its gradient is added as a
-// late one, which may round differently.
+// Either is used if the message has at most an eighth of the weight's elements (kLookUpShare),
+// which all ranks know after step 2, and if sums lie on the device and are not handed over, rounded
+// for the link, divided before or doubled (`suits`). A rank may have no look-up in a pass, or
+// several. So every rank says in step 2 whether it can; if one cannot, the gradient is made whole,
+// if need be from the gradients of the logits. Step 2 costs a small message, so it is not sent
+// unless all ranks could have done so in the last pass of the step before. That is also when a rank
+// sees whether something else uses the weight: then autograd brings another gradient than the
+// look-up returned. If such a use first appears in a step by rows or in tiles, its gradient is
+// added as a late one, which may round differently.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -138,10 +138,10 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   std::function<void(int64_t unit)> starts_;
   int64_t parameter_;
   int64_t unit_;
-  std::vector<at::Tensor> announced_;            // indices of look-ups since the last pass, two at
-                                                 // most
-  LookUpUse use_ = LookUpUse::none;              // that of the last announcement
-  LookUpUse announced_use_ = LookUpUse::none;    // that of the one look-up of this pass, or none
+  std::vector<at::Tensor> announced_;          // indices of look-ups since the last pass, two at
+                                               // most
+  LookUpUse use_ = LookUpUse::none;            // that of the last announcement
+  LookUpUse announced_use_ = LookUpUse::none;  // that of the one look-up of this pass, or none
   LookUpUse expected_ = LookUpUse::none;
   bool alone_ = false;  // the gradient came as announced
   const void* returned_ = nullptr;
@@ -151,7 +151,7 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   LookUpMessages of_last_step_;
 };
 
-/// Those of a model's parameters. Its functions do what those of LookUpGradient do.
+/// Has one LookUpGradient for each parameter. Its functions do what those of LookUpGradient do.
 class LookUpGradients {
  public:
   /// The arguments are those of LookUpGradient.

@@ -106,8 +106,7 @@ at::Tensor RowLookUps::look_up(int64_t unit, const paging::UnitSource::LookUp& m
   const auto& given = mine.indices;
   const bool wanted = given.defined() && given.scalar_type() == at::kLong && given.is_cpu();
   const auto indices = wanted ? given : at::Tensor();
-  const auto agreed =
-      agree_on_rows(table_.group(), count, indices, mine.order, table_.label(unit));
+  const auto agreed = agree_on_rows(table_.group(), count, indices, mine.order, table_.label(unit));
   if (!agreed || (once && !agreed->same_order)) return {};
   const RowShares shares(layout, unit, agreed->rows, columns);
   if (!are_few(of_step.numel + shares.all(), layout, unit)) return {};

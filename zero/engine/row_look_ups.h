@@ -1,10 +1,10 @@
 // The rows of a sharded weight that a look-up needs, from their owners, without the whole weight.
 //
 // Note [Look-ups by rows]
-// At stage 3 between hosts an embedding is often the largest weight of a model, and a step needs few
-// of its rows. If the look-up gathered the weight, the link would carry all of it before the first
-// block can begin. So the ranks tell each other which rows they look up, and each owner sends those
-// of its slice to all. A tied weight is also the output projection. It is gathered behind the
+// At stage 3 between hosts an embedding is often the largest weight of a model, and a step needs
+// few of its rows. If the look-up gathered the weight, the link would carry all of it before the
+// first block can begin. So the ranks tell each other which rows they look up, and each owner sends
+// those of its slice to all. A tied weight is also the output projection. It is gathered behind the
 // blocks, for the projection, which begins with what is here (Note [Logits in blocks] in
 // models/layers/cross_entropy.cpp). A weight that only look-ups use is not gathered at all.
 //

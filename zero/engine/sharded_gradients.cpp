@@ -30,8 +30,8 @@
 // divided before that (Note [Dtypes of gradients] in form.h).
 //
 // The rows of a weight that are looked up may be reduced alone, when a pass ends, and the unit of a
-// tied weight before all others, while its gradient is made: Note [Gradients by rows] and Note [Tied
-// gradient in tiles] in look_up_gradient.h.
+// tied weight before all others, while its gradient is made: Note [Gradients by rows] and Note
+// [Tied gradient in tiles] in look_up_gradient.h.
 //
 // On a device a unit is reduced on a stream of its own, behind the work that the hook has enqueued
 // and beside the rest of backward. Memory of sums is taken on that stream too. When the step is
@@ -47,8 +47,8 @@
 #include "zero/device/memory.h"
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
-#include "zero/engine/reduction_queue.h"
 #include "zero/engine/look_up_gradient.h"
+#include "zero/engine/reduction_queue.h"
 
 namespace zero {
 

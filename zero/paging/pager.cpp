@@ -149,9 +149,9 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
   return pin;
 }
 
-// Returns the units that the step gathers behind a look-up in `unit` by its plan, each once, as many
-// as fit within the budget: those that start before the rows are sent; or, if ranks ask once, all of
-// them up to `unit`, and none if one does not fit. Empty without a plan.
+// Returns the units that the step gathers behind a look-up in `unit` by its plan, each once, as
+// many as fit within the budget: those that start before the rows are sent; or, if ranks ask once,
+// all of them up to `unit`, and none if one does not fit. Empty without a plan.
 std::vector<int64_t> Pager::gathers_behind(int64_t unit) const {
   const Plan* plan = following_;
   if (plan == nullptr && trace_.empty() && !plans_.empty()) plan = plans_.front().get();
@@ -230,7 +230,7 @@ at::Tensor Pager::look_up(int64_t unit, const at::Tensor& indices, bool differen
   std::unique_lock lock(mutex_);
   const auto asks = source_.asks(unit);
   if (asks == Asks::never || state(unit).presence != Presence::absent) return {};
-  // Where gradients are off, a rank may evaluate alone, before the others compute.
+  // A rank may evaluate alone, with gradients off, before the others compute.
   if (asks == Asks::always && !differentiable) return {};
   try {
     source_.touched(unit);

@@ -107,14 +107,14 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
   const auto one = [](const MessageBytes& all, int64_t count) {
     return MessageBytes{.sent = all.sent / count, .leaves = all.leaves / count};
   };
-  const int64_t gather = ns(
-      seconds(messages.rows_replace > 0 ? one(messages.rows, messages.rows_replace) : messages.gather,
-              shard_group));
+  const int64_t gather = ns(seconds(
+      messages.rows_replace > 0 ? one(messages.rows, messages.rows_replace) : messages.gather,
+      shard_group));
   times.gather = bytes.gather == 0 ? 0
                  : step.kept_on_hosts
                      ? ns(seconds(messages.gather_in_host, {1, shard_group.ranks_a_host}))
                      : gather;
-  times.publish = bytes.publish == 0       ? 0
+  times.publish = bytes.publish == 0 ? 0
                   : messages.rows.sent > 0 && messages.rows_replace == 0
                       ? ns(seconds(messages.rows, shard_group))
                       : gather;
