@@ -17,8 +17,10 @@
 #include "tests/engine/worlds.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/comm/group.h"
+#include "zero/engine/costs.h"
 #include "zero/engine/engine.h"
 #include "zero/engine/gathered.h"
+#include "zero/engine/plan_units.h"
 #include "zero/models/layers/projection.h"
 #include "zero/models/recompute/recompute.h"
 #include "zero/paging/pager.h"
@@ -191,6 +193,47 @@ TEST(RowGradient, SendsTheBytesOfTheFormula) {
       EXPECT_EQ(sent, engine.traffic_formula().all_gather - whole) << step;
     }
   });
+}
+
+// A plan takes all ranks' rows for different ones that lie evenly in the slices. Here they do.
+TEST(RowGradient, IsPlannedAsTheEngineCountsIt) {
+  constexpr int64_t kRows = 4000;
+  constexpr int64_t kTokens = 40;
+  const ModelShape shape{
+      .parameters = {{.name = "weight", .sizes = {kRows, kWidth}, .strides = {kWidth, 1}}}};
+  for (const int stage : {2, 3}) {
+    for (const int64_t k : {1, 3}) {
+      run_in(kTwoByTwo, [&](auto group) {
+        EmbeddingTable table(kRows, kWidth, 1.0);
+        const auto c = config_of(stage, true, k);
+        Engine engine(table.ptr(), AdamW{}, c, group);
+        const auto rows = torch::arange(kTokens) * (kRows / kTokens) + 50 + group->rank();
+        for (int64_t i = 0; i < 3 * k; ++i) {
+          engine.backward(table(rows).to(at::kFloat).pow(2).mean());
+          engine.step();
+        }
+        const partition::RankGrid grid{.hosts = 2, .ranks_a_host = 2};
+        const auto layout = lay_out(shape, c, grid);
+        const auto units = plan_units(layout, shape, c, {.grid = grid});
+        auto step = planned_step(layout, units, shape, c, {.grid = grid});
+        plan_look_up(step,
+                     {.parameter = 0, .use = LookUpUse::rows, .rows = kTokens, .columns = kWidth});
+        const auto planned = planned_traffic(step);
+        const auto counted = engine.traffic_formula();
+        EXPECT_EQ(counted.reduce_scatter, planned.reduce_scatter);
+        EXPECT_EQ(counted.reduce_scatter_link, planned.reduce_scatter_link);
+        EXPECT_EQ(counted.all_gather, planned.all_gather);
+        EXPECT_EQ(counted.all_gather_link, planned.all_gather_link);
+        const auto whole = planned_traffic(planned_step(layout, units, shape, c, {.grid = grid}));
+        EXPECT_LT(planned.reduce_scatter, whole.reduce_scatter / 8);
+        if (stage == 3) {
+          EXPECT_LT(planned.all_gather, whole.all_gather / 8);
+        } else {
+          EXPECT_EQ(planned.all_gather, whole.all_gather);
+        }
+      });
+    }
+  }
 }
 
 // Each of these makes the third of six steps another one. It says whether rows alone are gathered
