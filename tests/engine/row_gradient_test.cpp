@@ -390,6 +390,35 @@ TEST(RowGradient, HasTheBitsOfOneHostInOtherSettings) {
   }
 }
 
+// The pass begins with the first gradient, which is not the table's, or is.
+TEST(RowGradient, LeavesInAPassThatTheEngineDoesNotBegin) {
+  for (const bool alone : {false, true}) {
+    const auto run = [&](World world) {
+      return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+        Tables model;
+        Engine engine(model.ptr(), AdamW{.lr = 1e-2}, config_of(3, true), group);
+        Trained mine;
+        for (int64_t step = 0; step < 4; ++step) {
+          const auto before = group->traffic().count(Collective::reduce_scatter).logical_bytes;
+          const auto loss =
+              alone ? model->users(users_of(group->rank(), step)).to(at::kFloat).pow(2).mean()
+                    : loss_of(model, group->rank(), step);
+          loss.backward();
+          mine.losses.push_back(loss.item<float>());
+          mine.norms.push_back(engine.step().grad_norm);
+          mine.reduced.push_back(group->traffic().count(Collective::reduce_scatter).logical_bytes -
+                                 before);
+        }
+        mine.weights = weights(engine);
+        return mine;
+      });
+    };
+    const auto by_rows = run(kTwoByOne);
+    expect_same_bits(by_rows, run({1, 2}));
+    EXPECT_EQ(reduced_rows(by_rows, 3), !alone);
+  }
+}
+
 // Between steps the states are saved and loaded; another number of ranks goes on.
 TEST(RowGradient, GoesOnAfterALoad) {
   const TemporaryFolder folder;

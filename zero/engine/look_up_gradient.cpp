@@ -45,10 +45,12 @@ bool LookUpGradient::suits(const ReductionContext& context, int64_t parameter) {
 bool LookUpGradient::announce(const at::Tensor& indices, LookUpUse use) {
   if (announced_.size() < 2) announced_.push_back(indices);
   use_ = use;
+  gave_whole_ = false;
   return use == expected_;
 }
 
 void LookUpGradient::returns_whole(const at::Tensor& gradient) {
+  gave_whole_ = true;
   if (announced_use_ == LookUpUse::none) return;
   returned_ = gradient.const_data_ptr();
   returned_version_ = gradient._version();
@@ -69,8 +71,8 @@ bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_su
   alone_ = false;
   returned_ = nullptr;
   if (pass.layer_major) return false;
-  if (announced.size() == 1 && pass.from_start && (use_ == LookUpUse::rows || pass.last))
-    announced_use_ = use_;
+  const bool fits = use_ == LookUpUse::rows ? !gave_whole_ : pass.last && pass.from_start;
+  if (announced.size() == 1 && fits) announced_use_ = use_;
   if (expected_ == LookUpUse::none || (expected_ == LookUpUse::tiles && !pass.last)) return false;
   const at::NoGradGuard no_grad;
   const auto& shape = context_.arrivals.parameter(parameter_);

@@ -143,7 +143,9 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   LookUpUse use_ = LookUpUse::none;            // that of the last announcement
   LookUpUse announced_use_ = LookUpUse::none;  // that of the one look-up of this pass, or none
   LookUpUse expected_ = LookUpUse::none;
-  bool alone_ = false;  // the gradient came as announced
+  bool alone_ = false;       // the gradient came as announced
+  bool gave_whole_ = false;  // since the last announcement, maybe before the pass: loss.backward()
+                             // begins one with its first gradient
   const void* returned_ = nullptr;
   uint32_t returned_version_ = 0;
   std::optional<Pass> pass_;

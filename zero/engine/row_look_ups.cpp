@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -159,16 +160,15 @@ void RowLookUps::fetch(int64_t unit, const std::vector<int64_t>& rows, const Row
   if (shares.message > 0) group.all_gather(all, mine, table_.label(unit)).wait();
 
   const auto token = tokens.contiguous();
-  std::vector<std::vector<int64_t>> tokens_of(rows.size());  // the places of each row in `to`
-  for (int64_t i = 0; i < token.numel(); ++i) {
-    const auto row = std::ranges::lower_bound(rows, token.const_data_ptr<int64_t>()[i]);
-    tokens_of[static_cast<size_t>(row - rows.begin())].push_back(i);
-  }
+  const auto row_of = [&](int64_t i) { return token.const_data_ptr<int64_t>()[i]; };
+  std::vector<int64_t> places(static_cast<size_t>(token.numel()));  // in `to`, by their rows
+  std::iota(places.begin(), places.end(), 0);
+  std::ranges::sort(places, {}, row_of);
   for (int owner = 0; owner < layout.shards(); ++owner) {
     for_each(owner, [&](int64_t in_message, partition::Range part, int64_t position) {
-      const size_t row = static_cast<size_t>(position);
-      for (const int64_t i : tokens_of[row]) {
-        const int64_t at = i * columns + part.begin - rows[row] * columns;
+      const int64_t row = rows[static_cast<size_t>(position)];
+      for (const int64_t i : std::ranges::equal_range(places, row, {}, row_of)) {
+        const int64_t at = i * columns + part.begin - row * columns;
         copy(to, at, all, owner * shares.message + in_message, part.size());
       }
     });

@@ -290,9 +290,9 @@ size_t Pager::advance(std::unique_lock<std::mutex>& lock, std::span<const int64_
   if (source_.in_place()) return position;
   // Another thread may come here while the lock is not held, so the cursor moves first.
   while (next_gather_ < plan.gathers.size() && plan.gathers[next_gather_].start <= position) {
-    const auto& next = plan.gathers[next_gather_];
-    if (next.use > position && source_.asks(next.unit) != UnitSource::Asks::never) break;
-    const auto& gather = plan.gathers[next_gather_++];
+    const auto& gather = plan.gathers[next_gather_];
+    if (gather.use > position && source_.asks(gather.unit) != UnitSource::Asks::never) break;
+    ++next_gather_;
     if (gather.use < position || state(gather.unit).presence != Presence::absent) continue;
     if (gather.use > position) state(gather.unit).next_use = gather.use;
     start(lock, gather.unit);
