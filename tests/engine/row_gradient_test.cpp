@@ -2,6 +2,7 @@
 // leaves as rows (Note [Look-ups by rows] in engine/row_look_ups.h, Note [Gradients by rows] in
 // engine/look_up_gradient.h).
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional/embedding.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -246,10 +247,8 @@ struct Case {
 };
 
 at::Tensor linear_of(Tables& model, const at::Tensor& weight) {
-  return torch::linear(model->hidden(model->users->weight.slice(0, 0, 4)), weight)
-      .to(at::kFloat)
-      .pow(2)
-      .mean();
+  const auto x = torch::ones({4, kWidth}, weight.options());
+  return torch::linear(model->hidden(x), weight).to(at::kFloat).pow(2).mean();
 }
 
 TEST(RowGradient, StaysExactWhateverRanksDo) {
@@ -292,7 +291,7 @@ TEST(RowGradient, StaysExactWhateverRanksDo) {
          }
          return plain(engine, model, rank, pass);
        },
-       false, false},
+       false, true},
       {"two losses are added",
        [](Engine& engine, Tables& model, int rank, int64_t pass) {
          const auto first = plain(engine, model, rank, pass);
@@ -306,7 +305,7 @@ TEST(RowGradient, StaysExactWhateverRanksDo) {
          const auto words = model->words(words_of(rank, pass)).mean(1);
          return model->head(torch::tanh(model->hidden(words))).to(at::kFloat).pow(2).mean();
        },
-       true, true},
+       true, false},
       {"look-ups are computed again in backward",
        [](Engine& /*engine*/, Tables& model, int rank, int64_t pass) {
          const auto one = torch::ones({1}, model->head->weight.scalar_type()).requires_grad_();
@@ -318,6 +317,29 @@ TEST(RowGradient, StaysExactWhateverRanksDo) {
          return output.to(at::kFloat).pow(2).mean();
        },
        false, false},
+      {"a loss is computed and dropped",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         plain(engine, model, rank, pass + 5);
+         return plain(engine, model, rank, pass);
+       },
+       true, true},
+      {"a hook is set after forward",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         const auto loss = plain(engine, model, rank, pass);
+         for (const auto& table : {model->users->weight, model->words->weight})
+           table.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+         return loss;
+       },
+       true, false},
+      {"gradients of a table are asked for before",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         const auto loss = plain(engine, model, rank, pass);
+         const auto gradients =
+             torch::autograd::grad({loss}, {model->users->weight, model->words->weight}, {}, true);
+         EXPECT_TRUE(gradients[0].defined() && gradients[1].defined());
+         return loss;
+       },
+       true, false},
       {"a table is written in a scope",
        [](Engine& engine, Tables& model, int rank, int64_t pass) {
          {
@@ -343,17 +365,64 @@ TEST(RowGradient, StaysExactWhateverRanksDo) {
       EXPECT_TRUE(reduced_rows(by_rows, 1));
       EXPECT_EQ(gathered_rows(by_rows, 2), each.gathers);
       EXPECT_EQ(reduced_rows(by_rows, 2), each.reduces);
-      EXPECT_TRUE(gathered_rows(by_rows, 5));  // the step before has shown that they can
-      EXPECT_TRUE(reduced_rows(by_rows, 5));
+      const bool again = each.name != "a hook is set after forward";  // it stays
+      EXPECT_EQ(gathered_rows(by_rows, 5), again);  // the step before has shown that they can
+      EXPECT_EQ(reduced_rows(by_rows, 5), again);
     }
   }
 }
 
-// Something else uses a table in every step.
-TEST(RowGradient, StaysWholeWhereSomethingElseUsesTheTable) {
+// The second of three micro-batches passes a graph that announced its look-ups for the first.
+TEST(RowGradient, TakesTheLookUpThatWasAnnouncedAlone) {
+  for (const bool other_rows : {false, true}) {
+    const auto run = [&](World world) {
+      return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+        Tables model;
+        Engine engine(model.ptr(), AdamW{.lr = 1e-2}, config_of(3, false, 2), group);
+        const int rank = group->rank();
+        Trained mine;
+        for (int64_t step = 0; step < 4; ++step) {
+          const auto first = loss_of(model, rank, step);
+          engine.backward(linear_of(model, model->head->weight));
+          engine.step();
+          const auto second = 3 * loss_of(model, rank, other_rows ? step + 9 : step);
+          const auto both = first + second;
+          engine.backward(both);
+          mine.losses.push_back(both.item<float>());
+          mine.norms.push_back(engine.step().grad_norm);
+        }
+        mine.weights = weights(engine);
+        return mine;
+      });
+    };
+    expect_same_bits(run(kTwoByOne), run({1, 2}));
+  }
+}
+
+// A table whose rows are too many is gathered for the look-up, and released behind it.
+TEST(RowGradient, DoesNotKeepATableThatHasTooManyRows) {
+  run_in(kTwoByOne, [](auto group) {
+    Tables model;
+    Engine engine(model.ptr(), AdamW{}, config_of(3, false), group);
+    const auto& layout = engine.layout();
+    const int64_t tables =
+        layout.unit(layout.unit_of(0)).bytes() + layout.unit(layout.unit_of(1)).bytes();
+    for (int64_t step = 0; step < 4; ++step) {
+      const auto loss = loss_of(model, group->rank(), step, 900);
+      const auto held = group->ledger()->usage(Category::gathered_units).current;
+      EXPECT_EQ(held<tables / 2, step> 0) << step;
+      engine.backward(loss);
+      engine.step();
+    }
+  });
+}
+
+// Something else uses the tables in every step.
+TEST(RowGradient, StaysWholeWhereSomethingElseUsesTheTables) {
   for (const bool bf16 : {false, true}) {
     const Loss loss = [](Engine& engine, Tables& model, int rank, int64_t pass) {
-      return plain(engine, model, rank, pass) + linear_of(model, model->words->weight);
+      return plain(engine, model, rank, pass) + linear_of(model, model->words->weight) +
+             linear_of(model, model->users->weight);
     };
     const auto whole = trained({1, 2}, config_of(2, bf16), 4, loss);
     for (const int stage : {2, 3}) {

@@ -50,10 +50,12 @@ bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices) {
          collector->announce_rows(indices);
 }
 
-bool announce_look_up(const at::Tensor& parameter, const at::Tensor& indices) {
-  if (torch::autograd::get_current_graph_task_id() != -1) return false;
+c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& parameter,
+                                                     const at::Tensor& indices) {
+  if (torch::autograd::get_current_graph_task_id() != -1) return {};
   auto* collector = collector_in_rows(parameter, indices);
-  return collector != nullptr && collector->announce_look_up(indices);
+  return collector != nullptr ? collector->announce_look_up(indices)
+                              : c10::intrusive_ptr<AnnouncedLookUp>();
 }
 
 GradientTiles* gradient_tiles(const at::Tensor& parameter) {

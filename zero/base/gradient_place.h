@@ -3,15 +3,25 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 namespace zero {
 
 /// The rows of an output projection's gradient that are computed at a time. The bits of a product
 /// may depend on its shape, so these are the same wherever the gradient goes.
 inline constexpr int64_t kTileRows = 2048;
+
+/// A look-up of rows that has been announced. Its operator's backward function keeps it.
+struct AnnouncedLookUp : torch::CustomClassHolder {
+  explicit AnnouncedLookUp(at::Tensor rows) : indices(std::move(rows)) {}
+  at::Tensor indices;              ///< (...) int64
+  std::atomic<bool> given{false};  ///< the backward function has run
+};
 
 /// Takes the gradient of a weight (V, C) whose rows are looked up, while it is made: Note [Tied
 /// gradient in tiles] and Note [Gradients by rows] in engine/look_up_gradient.h.
@@ -23,6 +33,9 @@ class GradientTiles {
   /// kTileRows, and `tile` has kTileRows rows or those that are left.
   using Make = std::function<void(int64_t begin, const at::Tensor& tile)>;
   virtual void take(const Make& make) = 0;
+  /// Returns whether the gradient of this look-up is taken as rows, with `add_rows`. Otherwise it
+  /// is brought whole.
+  virtual bool takes(const AnnouncedLookUp& look_up) const = 0;
   /// Adds each of `rows` (n, C) to the row of the gradient that `indices` (n) names, one after the
   /// other. Nothing is added after that.
   virtual void add_rows(const at::Tensor& indices, const at::Tensor& rows) = 0;
@@ -45,8 +58,10 @@ class GradientPlace {
   /// projection should be ready to give its part in tiles.
   virtual bool announce_rows(const at::Tensor& /*indices*/) { return false; }
   /// Learns that the rows `indices` are looked up now, by an operator whose backward function
-  /// brings this parameter one gradient. Returns whether the gradient may be wanted as rows.
-  virtual bool announce_look_up(const at::Tensor& /*indices*/) { return false; }
+  /// brings this parameter one gradient. Returns null if that is never wanted as rows.
+  virtual c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& /*indices*/) {
+    return {};
+  }
   /// Returns the taker of tiles and rows in the backward pass under way, or null.
   virtual GradientTiles* tiles() { return nullptr; }
   /// Learns that the look-up returns `gradient`, which is all of the parameter's if nothing else
@@ -71,7 +86,8 @@ double loss_factor(const at::Tensor& parameter);
 /// backward, take no more memory than that of the weight: if there are no more indices than
 /// columns. A look-up in a backward pass (recomputation) is not announced.
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices);
-bool announce_look_up(const at::Tensor& parameter, const at::Tensor& indices);
+c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& parameter,
+                                                     const at::Tensor& indices);
 GradientTiles* gradient_tiles(const at::Tensor& parameter);
 void returns_whole(const at::Tensor& parameter, const at::Tensor& gradient);
 

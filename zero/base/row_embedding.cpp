@@ -12,26 +12,34 @@ namespace zero {
 namespace {
 
 // Apart from the tensors that autograd looks at.
-struct Rows {
-  at::Tensor found;
+struct Found {
+  at::Tensor rows;
+  c10::intrusive_ptr<AnnouncedLookUp> announced;
 };
 
 class RowEmbedding : public torch::autograd::Function<RowEmbedding> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
-                            const at::Tensor& indices, const Rows& rows, int64_t padding) {
+                            const at::Tensor& indices, const Found& found, int64_t padding) {
     context->save_for_backward({indices});
     context->saved_data["weight"] = weight;  // its bytes may go meanwhile
     context->saved_data["padding"] = padding;
-    return rows.found.defined() ? rows.found : at::embedding(weight, indices, padding);
+    context->saved_data["announced"] = at::IValue::make_capsule(found.announced);
+    return found.rows;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto indices = context->get_saved_variables().front();
-    const auto weight = context->saved_data.at("weight").toTensor();
-    const auto padding = context->saved_data.at("padding").toInt();
-    if (auto* taker = gradient_tiles(weight)) {
+    const auto& saved = context->saved_data;
+    const auto weight = saved.at("weight").toTensor();
+    const auto padding = saved.at("padding").toInt();
+    const auto capsule = saved.at("announced").toCapsule();
+    auto& announced = static_cast<AnnouncedLookUp&>(*capsule);
+    auto* taker = gradient_tiles(weight);
+    const bool as_rows = taker != nullptr && taker->takes(announced);
+    announced.given = true;
+    if (as_rows) {
       taker->add_rows(indices.reshape({-1}), gradient_rows(gradients[0], indices, padding));
       return {{}, {}, {}, {}};
     }
@@ -45,9 +53,13 @@ class RowEmbedding : public torch::autograd::Function<RowEmbedding> {
 }  // namespace
 
 at::Tensor row_embedding(const at::Tensor& weight, const at::Tensor& indices, int64_t padding) {
-  if (!at::GradMode::is_enabled() || !weight.requires_grad() || !announce_look_up(weight, indices))
-    return {};
-  return RowEmbedding::apply(weight, indices, Rows{look_up_rows(weight, indices)}, padding);
+  if (!at::GradMode::is_enabled() || !weight.requires_grad()) return {};
+  const auto announced = announce_look_up(weight, indices);
+  if (!announced) return {};
+  auto rows = look_up_rows(weight, indices);
+  // Gradients are on here, but not in `forward`: the pager tells steps from evaluations by that.
+  if (!rows.defined()) rows = at::embedding(weight.detach(), indices, padding);
+  return RowEmbedding::apply(weight, indices, Found{rows, announced}, padding);
 }
 
 at::Tensor gradient_rows(const at::Tensor& rows, const at::Tensor& indices, int64_t padding) {

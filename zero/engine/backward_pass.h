@@ -64,10 +64,11 @@ class BackwardPass final : public GradientSink {
   at::Tensor place(int64_t parameter) override;
   double loss_factor() const override { return progress_.loss_factor(); }
   bool announce_rows(int64_t parameter, const at::Tensor& indices) override {
-    return in_last_pass() && reduce_.announce(parameter, indices, LookUpUse::tiles);
+    return in_last_pass() && reduce_.announce_rows(parameter, indices);
   }
-  bool announce_look_up(int64_t parameter, const at::Tensor& indices) override {
-    return reduce_.announce(parameter, indices, LookUpUse::rows);
+  c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t parameter,
+                                                       const at::Tensor& indices) override {
+    return reduce_.announce_look_up(parameter, indices);
   }
   GradientTiles* tiles(int64_t parameter) override { return reduce_.tiles(parameter); }
   void returns_whole(int64_t parameter, const at::Tensor& gradient) override {

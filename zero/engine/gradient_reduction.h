@@ -71,12 +71,13 @@ class GradientReduction {
   /// The pass has thrown, so nobody needs its gradients.
   virtual void drop_pass() = 0;
 
-  /// Does what GradientPlace::announce_rows does for LookUpUse::tiles, before the last pass of a
-  /// step only, and what announce_look_up does for LookUpUse::rows.
-  virtual bool announce(int64_t /*parameter*/, const at::Tensor& /*indices*/, LookUpUse /*use*/) {
-    return false;
+  /// These do what GradientPlace's functions of the same name do; `announce_rows` is called before
+  /// the last pass of a step only.
+  virtual bool announce_rows(int64_t /*parameter*/, const at::Tensor& /*indices*/) { return false; }
+  virtual c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t /*parameter*/,
+                                                               const at::Tensor& /*indices*/) {
+    return {};
   }
-  /// These do what GradientPlace's functions of the same name do.
   virtual GradientTiles* tiles(int64_t /*parameter*/) { return nullptr; }
   virtual void returns_whole(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
   /// Autograd has brought this gradient of the parameter, which is not in its array yet.

@@ -21,7 +21,8 @@ class GradientSink {
   virtual double loss_factor() const = 0;
   // These do what GradientPlace's functions of the same name do.
   virtual bool announce_rows(int64_t parameter, const at::Tensor& indices) = 0;
-  virtual bool announce_look_up(int64_t parameter, const at::Tensor& indices) = 0;
+  virtual c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t parameter,
+                                                               const at::Tensor& indices) = 0;
   virtual GradientTiles* tiles(int64_t parameter) = 0;
   virtual void returns_whole(int64_t parameter, const at::Tensor& gradient) = 0;
 };

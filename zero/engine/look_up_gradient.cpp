@@ -7,6 +7,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -18,6 +19,7 @@ namespace zero {
 
 namespace {
 
+constexpr size_t kManyLookUps = 1024;
 constexpr int64_t kLookUps = -1;  // Reduction::begin of the message of the look-ups
 
 }  // namespace
@@ -42,15 +44,44 @@ bool LookUpGradient::suits(const ReductionContext& context, int64_t parameter) {
          plan.gradients_at == Tier::device && context.layout.unit(unit).segments.size() == 1;
 }
 
-bool LookUpGradient::announce(const at::Tensor& indices, LookUpUse use) {
-  if (announced_.size() < 2) announced_.push_back(indices);
-  use_ = use;
-  gave_whole_ = false;
-  return use == expected_;
+bool LookUpGradient::announce_rows(const at::Tensor& indices) {
+  if (tied_.size() < 2) tied_.push_back(indices);
+  return expected_ == LookUpUse::tiles;
+}
+
+c10::intrusive_ptr<AnnouncedLookUp> LookUpGradient::announce_look_up(const at::Tensor& indices) {
+  if (look_ups_.size() >= kManyLookUps) drop_old_look_ups();
+  auto announced = c10::make_intrusive<AnnouncedLookUp>(indices);
+  look_ups_.emplace_back(announced);
+  return announced;
+}
+
+// Forgets those that have given their gradient, or never will, since their graph is gone.
+void LookUpGradient::drop_old_look_ups() {
+  std::erase_if(look_ups_, [](const auto& each) {
+    const auto announced = each.lock();
+    return !announced || announced->given;
+  });
+}
+
+// Returns the look-up of the pass if there is one alone, with LookUpUse::none if not. A look-up
+// whose backward function runs in a later pass counts, too.
+LookUpGradient::LookUp LookUpGradient::only_look_up(const GradientReduction::Pass& pass) {
+  drop_old_look_ups();
+  const auto tied = std::exchange(tied_, {});
+  const bool hooked =  // since forward: the hook wants the whole gradient
+      !torch::autograd::impl::hooks(context_.arrivals.parameter(parameter_)).empty();
+  if (pass.layer_major || hooked || tied.size() + look_ups_.size() != 1) return {};
+  if (!tied.empty()) {
+    if (!pass.last || !pass.from_start) return {};
+    return {.use = LookUpUse::tiles, .indices = tied.front()};
+  }
+  const auto announced = look_ups_.front().lock();
+  if (!announced) return {};
+  return {LookUpUse::rows, announced->indices, announced.get()};
 }
 
 void LookUpGradient::returns_whole(const at::Tensor& gradient) {
-  gave_whole_ = true;
   if (announced_use_ == LookUpUse::none) return;
   returned_ = gradient.const_data_ptr();
   returned_version_ = gradient._version();
@@ -66,31 +97,30 @@ void LookUpGradient::brought(const at::Tensor& gradient) {
 bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_sum) {
   if (pass_) under_way_.complete();
   pass_.reset();
-  const auto announced = std::exchange(announced_, {});
-  announced_use_ = LookUpUse::none;
+  const auto mine = only_look_up(pass);
+  announced_use_ = mine.use;
   alone_ = false;
   returned_ = nullptr;
   if (pass.layer_major) return false;
-  const bool fits = use_ == LookUpUse::rows ? !gave_whole_ : pass.last && pass.from_start;
-  if (announced.size() == 1 && fits) announced_use_ = use_;
   if (expected_ == LookUpUse::none || (expected_ == LookUpUse::tiles && !pass.last)) return false;
   const at::NoGradGuard no_grad;
   const auto& shape = context_.arrivals.parameter(parameter_);
-  const auto agreed = agree_on_rows(*context_.placement.all, shape.size(0),
-                                    announced_use_ == expected_ ? announced.front() : at::Tensor(),
-                                    0, "rows of look-ups");
+  const auto agreed =
+      agree_on_rows(*context_.placement.all, shape.size(0),
+                    mine.use == expected_ ? mine.indices : at::Tensor(), 0, "rows of look-ups");
   if (!agreed) return false;
   const int64_t columns = shape.size(1);
   RowShares shares(context_.layout, unit_, agreed->rows, columns);
   if (!are_few(shares.all(), context_.layout, unit_)) return false;
   const auto options = at::TensorOptions().dtype(context_.table.plan(unit_).dtype);
-  Pass begun{.use = expected_, .columns = columns, .accumulates = has_sum};
+  Pass begun{.use = expected_, .announced = mine.announced, .columns = columns};
+  begun.accumulates = has_sum;
   begun.of_owner = std::move(shares.of_owner);
   begun.message = shares.message;
   begun.rows = at::tensor(agreed->rows, at::kLong);
   begun.values = at::zeros({static_cast<int64_t>(agreed->rows.size()), columns}, options);
   begun.taken = expected_ == LookUpUse::rows;
-  const int64_t tokens = announced.front().numel();
+  const int64_t tokens = mine.indices.numel();
   const int64_t pieces = numel(unit_) / (kTileRows * columns) + 1;
   begun.under_way =
       static_cast<size_t>(std::max<int64_t>(1, pieces * (columns - tokens) / columns));
@@ -177,6 +207,10 @@ void LookUpGradient::start(Reduction reduction, size_t newest) {
   prepare(reduction);
   under_way_.start(std::move(reduction), false, {});
   under_way_.advance(newest);
+}
+
+bool LookUpGradient::takes(const AnnouncedLookUp& look_up) const {
+  return pass_->announced == &look_up && !look_up.given;
 }
 
 void LookUpGradient::add_rows(const at::Tensor& indices, const at::Tensor& rows) {
@@ -296,13 +330,24 @@ void LookUpGradient::keep_earlier_sums() {
   });
 }
 
-bool LookUpGradients::announce(int64_t parameter, const at::Tensor& indices, LookUpUse use) {
+LookUpGradient* LookUpGradients::made(int64_t parameter, const at::Tensor& indices) {
   if (indices.scalar_type() != at::kLong || !LookUpGradient::suits(context_, parameter))
-    return false;
-  auto& gradient =
-      all_.try_emplace(parameter, context_, sums_, under_way_, starts_, parameter).first->second;
-  const bool expected = gradient.announce(indices, use);
-  return use == LookUpUse::rows || expected;
+    return nullptr;
+  const auto place =
+      all_.try_emplace(parameter, context_, sums_, under_way_, starts_, parameter).first;
+  return &place->second;
+}
+
+bool LookUpGradients::announce_rows(int64_t parameter, const at::Tensor& indices) {
+  auto* gradient = made(parameter, indices);
+  return gradient != nullptr && gradient->announce_rows(indices);
+}
+
+c10::intrusive_ptr<AnnouncedLookUp> LookUpGradients::announce_look_up(int64_t parameter,
+                                                                      const at::Tensor& indices) {
+  auto* gradient = made(parameter, indices);
+  if (gradient == nullptr) return {};
+  return gradient->announce_look_up(indices);
 }
 
 LookUpGradient* LookUpGradients::find(int64_t parameter) {

@@ -68,8 +68,9 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   /// Returns whether the gradient of the parameter may leave so at all.
   static bool suits(const ReductionContext& context, int64_t parameter);
 
-  /// See GradientReduction for these. Returns whether `use` is expected.
-  bool announce(const at::Tensor& indices, LookUpUse use);
+  // See GradientReduction for these.
+  bool announce_rows(const at::Tensor& indices);
+  c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& indices);
   void returns_whole(const at::Tensor& gradient);
   void brought(const at::Tensor& gradient);
   const LookUpMessages& messages() const { return of_last_step_; }
@@ -90,6 +91,7 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   void drop_pass() { pass_.reset(); }
 
   void take(const Make& make) override;
+  bool takes(const AnnouncedLookUp& look_up) const override;
   void add_rows(const at::Tensor& indices, const at::Tensor& rows) override;
 
   /// Returns how this rank could have given the gradient in the pass before.
@@ -105,8 +107,15 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
     at::Tensor values{};
     int64_t left = 0;  // elements that no piece has got
   };
+  // The look-up of a pass.
+  struct LookUp {
+    LookUpUse use = LookUpUse::none;
+    at::Tensor indices{};
+    const AnnouncedLookUp* announced = nullptr;  // of rows; it is only compared
+  };
   struct Pass {
     LookUpUse use = LookUpUse::none;
+    const AnnouncedLookUp* announced = nullptr;
     int64_t columns = 0;
     at::Tensor rows{};  // (R) all ranks' rows, ascending
     std::vector<std::vector<int64_t>>
@@ -120,6 +129,8 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
     std::map<int64_t, Tile> tiles{};
   };
 
+  void drop_old_look_ups();
+  LookUp only_look_up(const GradientReduction::Pass& pass);
   void reduce_pieces(const Make& make, bool sets_apart);
   void fill(const at::Tensor& to, int64_t begin, const Make& make, bool sets_apart);
   void make_tile(const at::Tensor& tile, int64_t begin, const Make& make, bool sets_apart);
@@ -138,14 +149,11 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   std::function<void(int64_t unit)> starts_;
   int64_t parameter_;
   int64_t unit_;
-  std::vector<at::Tensor> announced_;          // indices of look-ups since the last pass, two at
-                                               // most
-  LookUpUse use_ = LookUpUse::none;            // that of the last announcement
-  LookUpUse announced_use_ = LookUpUse::none;  // that of the one look-up of this pass, or none
+  std::vector<at::Tensor> tied_;  // indices of look-ups of tied weights since the last pass
+  std::vector<c10::weak_intrusive_ptr<AnnouncedLookUp>> look_ups_;  // their graphs may end
+  LookUpUse announced_use_ = LookUpUse::none;  // that of the only look-up of this pass, or none
   LookUpUse expected_ = LookUpUse::none;
-  bool alone_ = false;       // the gradient came as announced
-  bool gave_whole_ = false;  // since the last announcement, maybe before the pass: loss.backward()
-                             // begins one with its first gradient
+  bool alone_ = false;  // the gradient came as announced
   const void* returned_ = nullptr;
   uint32_t returned_version_ = 0;
   std::optional<Pass> pass_;
@@ -161,7 +169,9 @@ class LookUpGradients {
                   ReductionQueue& under_way, std::function<void(int64_t unit)> starts)
       : context_(context), sums_(sums), under_way_(under_way), starts_(std::move(starts)) {}
 
-  bool announce(int64_t parameter, const at::Tensor& indices, LookUpUse use);
+  bool announce_rows(int64_t parameter, const at::Tensor& indices);
+  c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t parameter,
+                                                       const at::Tensor& indices);
   void returns_whole(int64_t parameter, const at::Tensor& gradient);
   void brought(int64_t parameter, const at::Tensor& gradient);
   std::vector<LookUpMessages> messages() const;
@@ -186,6 +196,8 @@ class LookUpGradients {
 
  private:
   LookUpGradient* find(int64_t parameter);
+  // Makes it if there is none. Returns null if the gradient never leaves so.
+  LookUpGradient* made(int64_t parameter, const at::Tensor& indices);
 
   const ReductionContext& context_;
   const SumsByTier& sums_;

@@ -125,9 +125,9 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
     return model.sink_ != nullptr && model.trainable(parameter_) &&
            model.sink_->announce_rows(parameter_, indices);
   }
-  bool announce_look_up(const at::Tensor& indices) override {
-    return model.sink_ != nullptr && model.trainable(parameter_) &&
-           model.sink_->announce_look_up(parameter_, indices);
+  c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& indices) override {
+    if (model.sink_ == nullptr || !model.trainable(parameter_)) return {};
+    return model.sink_->announce_look_up(parameter_, indices);
   }
   GradientTiles* tiles() override {
     return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->tiles(parameter_)

@@ -98,9 +98,15 @@ at::Tensor ReduceFlow::place(int64_t parameter) {
   return arrivals_.give_place(parameter, reduction_->array(layout_.unit_of(parameter)));
 }
 
-bool ReduceFlow::announce(int64_t parameter, const at::Tensor& indices, LookUpUse use) {
+bool ReduceFlow::announce_rows(int64_t parameter, const at::Tensor& indices) {
   const std::lock_guard lock(mutex_);
-  return reduction_->announce(parameter, indices, use);
+  return reduction_->announce_rows(parameter, indices);
+}
+
+c10::intrusive_ptr<AnnouncedLookUp> ReduceFlow::announce_look_up(int64_t parameter,
+                                                                 const at::Tensor& indices) {
+  const std::lock_guard lock(mutex_);
+  return reduction_->announce_look_up(parameter, indices);
 }
 
 GradientTiles* ReduceFlow::tiles(int64_t parameter) {

@@ -65,9 +65,10 @@ class ReduceFlow {
   void begin_pass(const GradientReduction::Pass& pass);
   /// Returns memory for the gradient of a parameter: see GradientPlace::place.
   at::Tensor place(int64_t parameter);
-  /// Does what GradientReduction::announce does.
-  bool announce(int64_t parameter, const at::Tensor& indices, LookUpUse use);
-  /// Return what GradientPlace's functions of the same name do.
+  /// Return what GradientReduction's functions of the same name do.
+  bool announce_rows(int64_t parameter, const at::Tensor& indices);
+  c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t parameter,
+                                                       const at::Tensor& indices);
   GradientTiles* tiles(int64_t parameter);
   void returns_whole(int64_t parameter, const at::Tensor& gradient);
   /// Takes the gradient of a parameter: see GradientSink::arrive.

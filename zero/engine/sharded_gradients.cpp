@@ -83,8 +83,12 @@ class ShardedGradients final : public GradientReduction, private HandOver {
     }
   }
 
-  bool announce(int64_t parameter, const at::Tensor& indices, LookUpUse use) override {
-    return look_ups_.announce(parameter, indices, use);
+  bool announce_rows(int64_t parameter, const at::Tensor& indices) override {
+    return look_ups_.announce_rows(parameter, indices);
+  }
+  c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t parameter,
+                                                       const at::Tensor& indices) override {
+    return look_ups_.announce_look_up(parameter, indices);
   }
   GradientTiles* tiles(int64_t parameter) override { return look_ups_.taker(parameter); }
   void returns_whole(int64_t parameter, const at::Tensor& gradient) override {

@@ -161,7 +161,7 @@ std::vector<int64_t> Pager::gathers_behind(int64_t unit) const {
   std::vector<uint8_t> seen(units_.size(), 0);
   int64_t bytes = 0;
   for (size_t i = following_ != nullptr ? next_gather_ : 0; i < plan->gathers.size(); ++i) {
-    if (!once && bytes >= meanwhile_bytes(unit)) break;
+    if (!once && bytes >= std::min(meanwhile_bytes(unit), options_.prefetch_bytes)) break;
     const int64_t next = plan->gathers[i].unit;
     if (next == unit && !once) continue;  // the plan is that of a step without the look-up
     if (next != unit && source_.asks(next) != UnitSource::Asks::never) break;
