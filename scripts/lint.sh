@@ -24,7 +24,7 @@ grep -q plugins/cuda build/lint/compile_commands.json || left_out+=(':!plugins/c
 if (($# == 0)); then mapfile -t files < <(git ls-files '*.cpp' "${left_out[@]}"); else files=("$@"); fi
 say "clang-tidy over ${#files[@]} files, $(job_count) at a time"
 start=$SECONDS status=0
-export tidy="$tools/bin/clang-tidy --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option --extra-arg=-idirafter${omp%/omp.h}"
+export tidy="$tools/bin/clang-tidy --quiet --experimental-custom-checks -p build/lint --extra-arg=-Wno-unknown-warning-option --extra-arg=-idirafter${omp%/omp.h}"
 # xargs would leave out the rest if a signal killed clang-tidy, so a shell stands between them.
 printf '%s\0' "${files[@]}" |
   xargs -0 -n 1 -P "$(job_count)" sh -c '

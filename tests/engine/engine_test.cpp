@@ -14,6 +14,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <latch>
 #include <limits>
 
 #include "tests/engine/net.h"
@@ -1150,6 +1152,50 @@ TEST(EngineDivergence, AParameterUsedByOneRankAloneIsAnErrorWhereGathersAreMatch
   } catch (const CommError&) {
   }
   EXPECT_EQ(errors, 2);
+}
+
+// A call that fails in a backward pass gives its memory back once, and the engine keeps the arrays
+// that it owns.
+TEST(EngineFailure, OfAnotherRankIsNamedInBackwardAndReleasesEachArrayOnce) {
+  for (const int stage : {0, 1, 2, 3}) {
+    std::latch forward_done(4);
+    comm::run_as_hosts(2, 2, [&](auto group) {
+      SCOPED_TRACE(testing::Message() << "stage " << stage << ", rank " << group->rank());
+      auto net = std::make_shared<Net>();
+      auto engine = std::make_unique<Engine>(net, AdamW{}, config(stage), group);
+      train(*engine, *net, 2);  // from the second step on stages 0 and 1 reduce during a pass
+      const auto bytes = [&](std::initializer_list<Category> categories) {
+        std::vector<int64_t> all;
+        for (const auto category : categories)
+          all.push_back(group->ledger()->usage(category).current);
+        return all;
+      };
+      const auto owned = [&] {
+        return bytes({Category::parameters, Category::optimizer,
+                      // From stage 2 on a pass takes the memory of gradients, and gives it back.
+                      stage < 2 ? Category::gradients : Category::optimizer});
+      };
+      const auto before = owned();
+      auto loss = loss_of(*net, group->rank(), 2);
+      forward_done.arrive_and_wait();
+      if (group->rank() == 1) {
+        group->abandon("it has no data");
+      } else {
+        EXPECT_THROW(group->barrier(), CommError);  // so that the pass's first call throws
+        const auto message = message_of<CommError>([&] { engine->backward(loss); });
+        // Between hosts that are threads nobody watches the ranks, and only rank 1's host names it.
+        EXPECT_THAT(message,
+                    HasSubstr(group->rank() == 0 ? "Rank 1 failed: it has no data"
+                                                 : "The rail between threads was aborted"));
+        EXPECT_EQ(owned(), before);
+      }
+      loss.reset();
+      engine.reset();
+      EXPECT_THAT(bytes({Category::gradients, Category::optimizer, Category::gathered_units,
+                         Category::gradient_buckets}),
+                  testing::Each(0));
+    });
+  }
 }
 
 TEST(EngineBudget, RefusesStatesThatExceedItWithWhatOtherStagesTake) {

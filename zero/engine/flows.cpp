@@ -28,11 +28,11 @@ std::unique_ptr<store::DiskTier> make_disk(const EnginePlan& plan) {
       .buffer_count = section.buffer_count,
       .read_ahead = section.pipeline_read,
       .write_behind = section.pipeline_write,
-      .file = {.block_bytes = config.aio.block_size,
-               .queue_depth = static_cast<int>(config.aio.queue_depth),
-               .uring = config.aio.use_io_uring,
-               .checksums = config.aio.checksums,
-               .timeline = plan.group().accounts().timeline}};
+      .file = store::FileOptions{.block_bytes = config.aio.block_size,
+                                 .queue_depth = static_cast<int>(config.aio.queue_depth),
+                                 .uring = config.aio.use_io_uring,
+                                 .checksums = config.aio.checksums,
+                                 .timeline = plan.group().accounts().timeline}};
   return comm::agree<StoreError>(plan.group(), "Making files for states", [&] {
     return std::make_unique<store::DiskTier>(
         StateTable::units_on_disk(plan.units(), plan.timing().keeps_old_parameters(),
