@@ -1,11 +1,9 @@
 #include "zero/engine/look_up_gradient.h"
 
 #include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -112,13 +110,14 @@ bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_su
   const int64_t columns = shape.size(1);
   RowShares shares(context_.layout, unit_, agreed->rows, columns);
   if (!are_few(shares.all(), context_.layout, unit_)) return false;
-  const auto options = at::TensorOptions().dtype(context_.table.plan(unit_).dtype);
   Pass begun{.use = expected_, .announced = mine.announced, .columns = columns};
   begun.accumulates = has_sum;
   begun.of_owner = std::move(shares.of_owner);
   begun.message = shares.message;
   begun.rows = at::tensor(agreed->rows, at::kLong);
-  begun.values = at::zeros({static_cast<int64_t>(agreed->rows.size()), columns}, options);
+  const auto rows = static_cast<int64_t>(agreed->rows.size());
+  begun.values =
+      array(rows * columns, context_.table.plan(unit_).dtype).zero_().view({rows, columns});
   begun.taken = expected_ == LookUpUse::rows;
   const int64_t tokens = mine.indices.numel();
   const int64_t pieces = numel(unit_) / (kTileRows * columns) + 1;
@@ -126,6 +125,11 @@ bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_su
       static_cast<size_t>(std::max<int64_t>(1, pieces * (columns - tokens) / columns));
   pass_ = std::move(begun);
   return true;
+}
+
+// Returns memory for a part of the gradient, in the ledger.
+at::Tensor LookUpGradient::array(int64_t numel, at::ScalarType dtype) const {
+  return context_.placement.shards->empty(numel, dtype, Category::gradient_buckets);
 }
 
 void LookUpGradient::take(const Make& make) {
@@ -148,10 +152,10 @@ void LookUpGradient::reduce_pieces(const Make& make, bool sets_apart) {
   starts_(unit_);
   for (int64_t begin = 0; begin < slice; begin += tile) {
     const int64_t size = std::min(tile, slice - begin);
-    auto array = at::empty({owners * size}, pass.values.options());
+    const auto piece = array(owners * size, pass.values.scalar_type());
     for (int64_t owner = 0; owner < owners; ++owner)
-      fill(array.narrow(0, owner * size, size), owner * slice + begin, make, sets_apart);
-    start({.unit = unit_, .begin = begin, .bucket = {.array = array, .pooled = false}},
+      fill(piece.narrow(0, owner * size, size), owner * slice + begin, make, sets_apart);
+    start({.unit = unit_, .begin = begin, .bucket = Bucket{.array = piece, .pooled = false}},
           pass.under_way);
   }
   pass.taken = true;
@@ -177,7 +181,7 @@ void LookUpGradient::fill(const at::Tensor& to, int64_t begin, const Make& make,
     }
     auto& tile = pass_->tiles[number];
     if (!tile.values.defined()) {
-      tile = {.values = at::empty({numel_of_tile}, to.options()), .left = numel_of_tile};
+      tile = {.values = array(numel_of_tile, to.scalar_type()), .left = numel_of_tile};
       make_tile(tile.values.view({-1, columns}), first / columns, make, sets_apart);
     }
     part.copy_(tile.values.narrow(0, from, size));
@@ -224,8 +228,8 @@ void LookUpGradient::add_rows(const at::Tensor& indices, const at::Tensor& rows)
         "was changed before backward.");
   }
   if (pass.use == LookUpUse::rows) {  // the operator that makes the whole gradient
-    pass.values = at::embedding_dense_backward(rows, positions, pass.values.size(0),
-                                               /*padding_idx=*/-1, false);
+    pass.values.copy_(
+        at::embedding_dense_backward(rows, positions, pass.values.size(0), -1, false));
   } else {
     pass.values.index_add_(0, positions, rows);
   }
@@ -242,16 +246,16 @@ void LookUpGradient::end_pass() {
   of_step_.replaces += by_rows ? 1 : 0;
   if (pass.message == 0) return;
   const auto owners = static_cast<int64_t>(pass.of_owner.size());
-  auto array = at::zeros({owners * pass.message}, pass.values.options());
+  const auto message = array(owners * pass.message, pass.values.scalar_type()).zero_();
   for (int64_t owner = 0; owner < owners; ++owner) {
     const auto& positions = pass.of_owner[static_cast<size_t>(owner)];
     const auto count = static_cast<int64_t>(positions.size());
-    array.narrow(0, owner * pass.message, count * pass.columns)
+    message.narrow(0, owner * pass.message, count * pass.columns)
         .view({count, pass.columns})
         .copy_(pass.values.index_select(0, at::tensor(positions, at::kLong)));
   }
-  of_step_.numel += array.numel();
-  start({.unit = unit_, .begin = kLookUps, .bucket = {.array = array, .pooled = false}}, 1);
+  of_step_.numel += message.numel();
+  start({.unit = unit_, .begin = kLookUps, .bucket = Bucket{.array = message, .pooled = false}}, 1);
 }
 
 void LookUpGradient::begin_step(bool completed) {
@@ -266,7 +270,7 @@ void LookUpGradient::prepare(Reduction& reduction) {
   const auto sum = sums_.of(reduction.unit).make(reduction.unit);
   if (reduction.accumulates || reduction.begin == kLookUps) {
     const auto dtype = context_.gradient_form(reduction.unit).sum_dtype(!reduction.accumulates);
-    reduction.output = at::empty({size}, sum.options().dtype(dtype));
+    reduction.output = array(size, dtype);
   } else {
     reduction.output = sum.narrow(0, reduction.begin, size);
   }
@@ -324,7 +328,7 @@ void LookUpGradient::begin_sum() {
 void LookUpGradient::keep_earlier_sums() {
   if (pass_->kept.defined()) return;
   const auto& sum = cell(unit_);
-  pass_->kept = at::zeros({pass_->message}, sum.options());
+  pass_->kept = array(pass_->message, sum.scalar_type()).zero_();
   for_each_own_row([&](int64_t in_message, int64_t in_slice, int64_t size) {
     pass_->kept.narrow(0, in_message, size).copy_(sum.narrow(0, in_slice, size));
   });

@@ -129,6 +129,7 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
     std::map<int64_t, Tile> tiles{};
   };
 
+  at::Tensor array(int64_t numel, at::ScalarType dtype) const;
   void drop_old_look_ups();
   LookUp only_look_up(const GradientReduction::Pass& pass);
   void reduce_pieces(const Make& make, bool sets_apart);
