@@ -13,8 +13,8 @@
 // of them, the logits, and begins the reduction there. The tokens are random, so each rank looks
 // other rows up. At stage 3 a rank computes the logits of its own rows while the others arrive
 // (Note [Logits in blocks] in models/layers/cross_entropy.cpp): they count with the operator
-// before, which does not wait for the weight. The look-up by rows (Note [Look-ups by rows] in
-// engine/row_look_ups.h) is no use of a tied weight. Another table is gathered as its rows.
+// before, which does not wait for the weight. A look-up by rows (Note [Look-ups by rows] in
+// engine/row_look_ups.h) does not gather a tied weight. Another table's rows come in its place.
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -255,7 +255,7 @@ Recording record(const Options& options) {
   const auto table = std::ranges::find(parameters, model->embedding(), &TensorInfo::name);
   ensure(table != parameters.end(), "tokens are looked up in a parameter");
   recording.look_up = {.parameter = table - parameters.begin(),
-                       .use = model->tied_names().empty() ? LookUpUse::rows : LookUpUse::tiles,
+                       .use = model->tied_names().empty() ? LookUpUse::alone : LookUpUse::tied,
                        .rows = options.micro_batch * options.seq,
                        .columns = table->shape.back()};
   // AdamW treats every element alike, whatever the shape.

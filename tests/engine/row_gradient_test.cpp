@@ -218,7 +218,7 @@ TEST(RowGradient, IsPlannedAsTheEngineCountsIt) {
         const auto units = plan_units(layout, shape, c, {.grid = grid});
         auto step = planned_step(layout, units, shape, c, {.grid = grid});
         plan_look_up(step,
-                     {.parameter = 0, .use = LookUpUse::rows, .rows = kTokens, .columns = kWidth});
+                     {.parameter = 0, .use = LookUpUse::alone, .rows = kTokens, .columns = kWidth});
         const auto planned = planned_traffic(step);
         const auto counted = engine.traffic_formula();
         EXPECT_EQ(counted.reduce_scatter, planned.reduce_scatter);
@@ -323,6 +323,13 @@ TEST(RowGradient, StaysExactWhateverRanksDo) {
          return plain(engine, model, rank, pass);
        },
        true, true},
+      {"gradients have a graph of their own",
+       [](Engine& engine, Tables& model, int rank, int64_t pass) {
+         const auto loss = plain(engine, model, rank, pass);
+         const auto of_head = torch::autograd::grad({loss}, {model->head->weight}, {}, true, true);
+         return loss + of_head[0].to(at::kFloat).pow(2).sum();
+       },
+       true, true},
       {"a hook is set after forward",
        [](Engine& engine, Tables& model, int rank, int64_t pass) {
          const auto loss = plain(engine, model, rank, pass);
@@ -397,6 +404,85 @@ TEST(RowGradient, TakesTheLookUpThatWasAnnouncedAlone) {
     };
     expect_same_bits(run(kTwoByOne), run({1, 2}));
   }
+}
+
+// Passes of a step with few rows and with many, where no other unit is reduced between them.
+TEST(RowGradient, AddsUpBesideWholeGradientsOfTheSameStep) {
+  for (const int stage : {2, 3}) {
+    for (const int64_t k : {2, 3}) {
+      const auto run = [&](World world) {
+        return train_in(world, 0, [&](const std::shared_ptr<comm::Group>& group) {
+          EmbeddingTable table(kUsers, kWidth, 1.0);
+          {
+            const torch::NoGradGuard guard;
+            table->weight.copy_(
+                torch::sin(torch::arange(kUsers * kWidth) * 0.37).view({kUsers, kWidth}));
+          }
+          Engine engine(table.ptr(), AdamW{.lr = 1e-2}, config_of(stage, false, k), group);
+          Trained mine;
+          for (int64_t pass = 0; pass < 5 * k; ++pass) {
+            const int64_t count = pass >= k && pass % k < k - 1 ? 1500 : 12;
+            engine.backward(table(users_of(group->rank(), pass, count)).pow(2).mean());
+            const auto result = engine.step();
+            if (result.boundary) mine.norms.push_back(result.grad_norm);
+          }
+          mine.weights = weights(engine);
+          return mine;
+        });
+      };
+      SCOPED_TRACE(testing::Message() << "stage " << stage << ", k " << k);
+      expect_same_bits(run(kTwoByOne), run({1, 2}));
+    }
+  }
+}
+
+// Gives no gradient to what comes before it.
+struct Stop : torch::autograd::Function<Stop> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& x) {
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* /*context*/,
+                                                 const torch::autograd::variable_list& /*g*/) {
+    return {{}};
+  }
+};
+
+TEST(RowGradient, IsAbsentWhereTheLookUpHasNone) {
+  const Loss loss = [](Engine& /*engine*/, Tables& model, int rank, int64_t pass) {
+    const auto of_users = model->users(users_of(rank, pass));
+    const auto of_words = model->words(words_of(rank, pass)).mean(1);
+    const auto x = pass < 2 ? of_users : Stop::apply(of_users);
+    return model->head(torch::tanh(model->hidden(x + of_words))).to(at::kFloat).pow(2).mean();
+  };
+  const auto whole = trained({1, 2}, config_of(2, false), 5, loss);
+  for (const int stage : {2, 3})
+    expect_same_bits(trained(kTwoByOne, config_of(stage, false), 5, loss), whole);
+}
+
+// A hook that only looks at the gradient, set before the engine takes the model over.
+TEST(RowGradient, IsWholeWhereAHookOfTheUsersSeesIt) {
+  class Counts final : public torch::autograd::PostAccumulateGradHook {
+   public:
+    explicit Counts(int64_t& calls) : calls_(calls) {}
+    void operator()(const torch::autograd::Variable& variable) override {
+      calls_ += variable.grad().defined() ? 1 : 0;
+    }
+
+   private:
+    int64_t& calls_;
+  };
+  run_in(kTwoByOne, [](auto group) {
+    Tables model;
+    int64_t calls = 0;
+    torch::autograd::impl::set_post_acc_grad_hooks(model->users->weight,
+                                                   std::make_unique<Counts>(calls));
+    Engine engine(model.ptr(), AdamW{}, config_of(2, false), group);
+    for (int64_t step = 0; step < 4; ++step) {
+      engine.backward(loss_of(model, group->rank(), step));
+      engine.step();
+      EXPECT_EQ(calls, step + 1);
+    }
+  });
 }
 
 // A table whose rows are too many is gathered for the look-up, and released behind it.

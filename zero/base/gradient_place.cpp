@@ -17,11 +17,10 @@ GradientPlace* collector_of(const at::Tensor& parameter) {
 }
 
 // Returns the collector if the parameter's gradient may be taken in rows, or null.
-GradientPlace* collector_in_rows(const at::Tensor& parameter, const at::Tensor& indices) {
+GradientPlace* collector_of_rows(const at::Tensor& parameter, const at::Tensor& indices) {
   auto* collector = collector_of(parameter);
   if (collector == nullptr || !parameter.is_cpu() || parameter.dim() != 2 ||
-      !parameter.is_contiguous() || indices.numel() == 0 ||
-      !torch::autograd::impl::hooks(parameter).empty())
+      !parameter.is_contiguous() || indices.numel() == 0 || shows_gradient(parameter))
     return nullptr;
   const bool cast =
       autocast_dtype(parameter).value_or(parameter.scalar_type()) != parameter.scalar_type();
@@ -44,8 +43,14 @@ double loss_factor(const at::Tensor& parameter) {
   return collector != nullptr ? collector->loss_factor() : 1;
 }
 
+bool shows_gradient(const at::Tensor& parameter) {
+  const auto* collector = collector_of(parameter);
+  return (collector != nullptr && collector->shows_gradient()) ||
+         !torch::autograd::impl::hooks(parameter).empty();
+}
+
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices) {
-  auto* collector = collector_in_rows(parameter, indices);
+  auto* collector = collector_of_rows(parameter, indices);
   return collector != nullptr && indices.numel() <= parameter.size(1) &&
          collector->announce_rows(indices);
 }
@@ -53,14 +58,14 @@ bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices) {
 c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& parameter,
                                                      const at::Tensor& indices) {
   if (torch::autograd::get_current_graph_task_id() != -1) return {};
-  auto* collector = collector_in_rows(parameter, indices);
+  auto* collector = collector_of_rows(parameter, indices);
   return collector != nullptr ? collector->announce_look_up(indices)
                               : c10::intrusive_ptr<AnnouncedLookUp>();
 }
 
-GradientTiles* gradient_tiles(const at::Tensor& parameter) {
+GradientTaker* gradient_taker(const at::Tensor& parameter) {
   auto* collector = collector_of(parameter);
-  return collector != nullptr ? collector->tiles() : nullptr;
+  return collector != nullptr ? collector->taker() : nullptr;
 }
 
 void returns_whole(const at::Tensor& parameter, const at::Tensor& gradient) {

@@ -1,5 +1,5 @@
-// Lets a backward function write a parameter's gradient straight to its final place, so that no
-// copy is needed.
+// Lets a backward function give a parameter's gradient to its collector: in its final place, so
+// that no copy is needed, in tiles, or as rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,13 +21,15 @@ struct AnnouncedLookUp : torch::CustomClassHolder {
   explicit AnnouncedLookUp(at::Tensor rows) : indices(std::move(rows)) {}
   at::Tensor indices;              ///< (...) int64
   std::atomic<bool> given{false};  ///< the backward function has run
+  /// Called when the last owner has gone; a weak pointer keeps the object.
+  void release_resources() override { indices.reset(); }
 };
 
 /// Takes the gradient of a weight (V, C) whose rows are looked up, while it is made: Note [Tied
 /// gradient in tiles] and Note [Gradients by rows] in engine/look_up_gradient.h.
-class GradientTiles {
+class GradientTaker {
  public:
-  virtual ~GradientTiles() = default;
+  virtual ~GradientTaker() = default;
   /// Takes the output projection's gradient, all of it, if there is a projection. `make(begin,
   /// tile)` writes its rows from `begin` on to `tile` (rows, C). `begin` is a multiple of
   /// kTileRows, and `tile` has kTileRows rows or those that are left.
@@ -37,7 +39,7 @@ class GradientTiles {
   /// is brought whole.
   virtual bool takes(const AnnouncedLookUp& look_up) const = 0;
   /// Adds each of `rows` (n, C) to the row of the gradient that `indices` (n) names, one after the
-  /// other. Nothing is added after that.
+  /// other. It is called once in a pass.
   virtual void add_rows(const at::Tensor& indices, const at::Tensor& rows) = 0;
 };
 
@@ -50,6 +52,8 @@ class GradientPlace {
   /// returns it to autograd as the gradient. Returns an undefined tensor if there is no such
   /// memory: if a gradient is on its way already, or if gradients are kept in another dtype.
   virtual at::Tensor place() = 0;
+  /// Returns whether it gives the gradient to a hook of the user's.
+  virtual bool shows_gradient() const { return false; }
   /// Returns the value with which backward begins for a loss that is computed now: 1, or a loss
   /// scale.
   virtual double loss_factor() const { return 1; }
@@ -63,7 +67,7 @@ class GradientPlace {
     return {};
   }
   /// Returns the taker of tiles and rows in the backward pass under way, or null.
-  virtual GradientTiles* tiles() { return nullptr; }
+  virtual GradientTaker* taker() { return nullptr; }
   /// Learns that the look-up returns `gradient`, which is all of the parameter's if nothing else
   /// uses the parameter.
   virtual void returns_whole(const at::Tensor& /*gradient*/) {}
@@ -80,6 +84,10 @@ at::Tensor gradient_place(const at::Tensor& parameter);
 /// for example, compute them with this factor.
 double loss_factor(const at::Tensor& parameter);
 
+/// Returns whether a hook of the user's waits for the gradient of this parameter, which is whole
+/// then.
+bool shows_gradient(const at::Tensor& parameter);
+
 /// Return what the collector of this parameter's gradients does, if there is one: see
 /// GradientPlace. A gradient is in tiles or rows only if no hook of the user's waits for it and the
 /// weight is not cast. It is in tiles if the gradients of the logits, which then stay until
@@ -88,7 +96,7 @@ double loss_factor(const at::Tensor& parameter);
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices);
 c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& parameter,
                                                      const at::Tensor& indices);
-GradientTiles* gradient_tiles(const at::Tensor& parameter);
+GradientTaker* gradient_taker(const at::Tensor& parameter);
 void returns_whole(const at::Tensor& parameter, const at::Tensor& gradient);
 
 }  // namespace zero

@@ -21,6 +21,7 @@ class RowEmbedding : public torch::autograd::Function<RowEmbedding> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
                             const at::Tensor& indices, const Found& found, int64_t padding) {
+    context->set_materialize_grads(false);
     context->save_for_backward({indices});
     context->saved_data["weight"] = weight;  // its bytes may go meanwhile
     context->saved_data["padding"] = padding;
@@ -36,9 +37,10 @@ class RowEmbedding : public torch::autograd::Function<RowEmbedding> {
     const auto padding = saved.at("padding").toInt();
     const auto capsule = saved.at("announced").toCapsule();
     auto& announced = static_cast<AnnouncedLookUp&>(*capsule);
-    auto* taker = gradient_tiles(weight);
+    auto* taker = gradient_taker(weight);
     const bool as_rows = taker != nullptr && taker->takes(announced);
     announced.given = true;
+    if (!gradients[0].defined()) return {{}, {}, {}, {}};  // then the weight has none either
     if (as_rows) {
       taker->add_rows(indices.reshape({-1}), gradient_rows(gradients[0], indices, padding));
       return {{}, {}, {}, {}};
@@ -53,6 +55,11 @@ class RowEmbedding : public torch::autograd::Function<RowEmbedding> {
 }  // namespace
 
 at::Tensor row_embedding(const at::Tensor& weight, const at::Tensor& indices, int64_t padding) {
+  auto rows = try_row_embedding(weight, indices, padding);
+  return rows.defined() ? rows : at::embedding(weight, indices, padding);
+}
+
+at::Tensor try_row_embedding(const at::Tensor& weight, const at::Tensor& indices, int64_t padding) {
   if (!at::GradMode::is_enabled() || !weight.requires_grad()) return {};
   const auto announced = announce_look_up(weight, indices);
   if (!announced) return {};

@@ -70,7 +70,7 @@ class BackwardPass final : public GradientSink {
                                                        const at::Tensor& indices) override {
     return reduce_.announce_look_up(parameter, indices);
   }
-  GradientTiles* tiles(int64_t parameter) override { return reduce_.tiles(parameter); }
+  GradientTaker* taker(int64_t parameter) override { return reduce_.taker(parameter); }
   void returns_whole(int64_t parameter, const at::Tensor& gradient) override {
     reduce_.returns_whole(parameter, gradient);
   }

@@ -196,8 +196,7 @@ void add_reductions(const PlannedStep& step, const UnitPlan& plan, const UnitMes
   const int64_t sums_of_replicas = plan.gradients.defers ? 1 : sums;
   for (const size_t pass : {0, 1}) {
     const auto times = [&](int64_t all) {
-      const int64_t first = std::min<int64_t>(all, 1);
-      return pass == 0 ? first : all - first;
+      return pass == 0 ? std::min<int64_t>(all, 1) : std::max<int64_t>(all - 1, 0);
     };
     add(messages.reduce[pass], times(sums), sum.reduce_scatter, sum.reduce_scatter_link);
     add(messages.reduce_over_replicas[pass], times(sums_of_replicas), sum.reduce_scatter,
@@ -306,8 +305,9 @@ int64_t disk_bytes(const PlannedStep& step) {
 }
 
 void plan_look_up(PlannedStep& step, const PlannedLookUp& look_up) {
-  const bool tied = look_up.use == LookUpUse::tiles;
-  if (look_up.parameter < 0 || (tied && look_up.rows > look_up.columns) || step.grid.hosts == 1 ||
+  const bool tied = look_up.use == LookUpUse::tied;
+  if (look_up.parameter < 0 || look_up.use == LookUpUse::none ||
+      (tied && look_up.rows > look_up.columns) || step.grid.hosts == 1 ||
       step.grid.replicas() > 1 || !step.sharded.gradients || step.timing.keeps_old_parameters())
     return;
   const int64_t unit = step.layout.unit_of(look_up.parameter);
@@ -316,7 +316,7 @@ void plan_look_up(PlannedStep& step, const PlannedLookUp& look_up) {
   const int64_t ranks = step.grid.ranks();
   const int64_t message = at::round_up(look_up.rows * look_up.columns, partition::kAlignment);
   const int64_t passes = tied ? 1 : step.passes;
-  const LookUpMessages messages{
+  const RowMessages messages{
       .unit = unit, .numel = passes * ranks * message, .replaces = tied ? 0 : passes};
   const bool suits = plan.trainable && plan.gradients_at == Tier::device &&
                      plan.gradients.sends_as_made(plan.dtype) && whole.segments.size() == 1 &&

@@ -50,9 +50,9 @@ struct PlannedStep {
   /// Stage 3: operators read units where they lie, so that a gather sends nothing.
   bool in_place = false;
   /// The sums of rows of gradients, by weight.
-  std::vector<LookUpMessages> look_ups{};
+  std::vector<RowMessages> look_ups{};
   /// The rows of weights that are looked up without gathering them, by weight.
-  std::vector<LookUpMessages> rows{};
+  std::vector<RowMessages> rows{};
   /// The exchanges of updates in two sweeps.
   std::vector<SweepBatch> sweep_batches{};
   /// By parameter, the rank that has its factored states: factored_owners.

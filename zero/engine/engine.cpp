@@ -310,14 +310,7 @@ StepResult Engine::step(bool update) {
   flows.gather().finish_publish();
   impl.gradients_used = flows.reduce().present();
   flows.reduce().clear();
-  std::vector<ExpectedLookUp> look_ups;
-  const auto& uses = flows.reduce().expected_look_ups();
-  for (size_t i = 0; i < uses.size(); ++i) {
-    if (uses[i] == LookUpUse::none) continue;
-    const auto p = static_cast<int64_t>(i);
-    look_ups.push_back({p, plan.model().parameter(p).size(1), uses[i]});
-  }
-  flows.gather().expect_look_ups(look_ups);
+  flows.gather().expect_look_ups(flows.reduce().expected_look_ups());
   const auto& feedback = config().quantised.feedback;
   if (result.updated && feedback && progress.steps() % feedback->reset_every == 0)
     flows.reduce().forget_residuals();

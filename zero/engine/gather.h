@@ -51,7 +51,7 @@ class GatherFlow {
   void expect_look_ups(const std::vector<ExpectedLookUp>& expected) {
     source_->expect_look_ups(expected);
   }
-  std::vector<LookUpMessages> looked_up() const { return source_->looked_up(); }
+  std::vector<RowMessages> looked_up() const { return source_->looked_up(); }
   at::Tensor full(int64_t unit) {
     start_owed();
     return source_->full(unit);

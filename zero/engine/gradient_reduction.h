@@ -78,18 +78,14 @@ class GradientReduction {
                                                                const at::Tensor& /*indices*/) {
     return {};
   }
-  virtual GradientTiles* tiles(int64_t /*parameter*/) { return nullptr; }
+  virtual GradientTaker* taker(int64_t /*parameter*/) { return nullptr; }
   virtual void returns_whole(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
   /// Autograd has brought this gradient of the parameter, which is not in its array yet.
   virtual void brought(int64_t /*parameter*/, const at::Tensor& /*gradient*/) {}
   /// Returns the messages of the last step's look-ups, by weight.
-  virtual std::vector<LookUpMessages> look_ups() const { return {}; }
-  /// Returns, by parameter, the look-ups on whose rows all ranks agree in the next step; empty if
-  /// there are none.
-  virtual const std::vector<LookUpUse>& expected_look_ups() const {
-    static const std::vector<LookUpUse> none;
-    return none;
-  }
+  virtual std::vector<RowMessages> look_ups() const { return {}; }
+  /// Returns the look-ups on whose rows all ranks agree in the next step.
+  virtual std::vector<ExpectedLookUp> expected_look_ups() const { return {}; }
 
   /// Returns the report for the other ranks at the end of the step.
   virtual GradientPresence::Report report() const = 0;

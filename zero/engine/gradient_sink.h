@@ -23,7 +23,7 @@ class GradientSink {
   virtual bool announce_rows(int64_t parameter, const at::Tensor& indices) = 0;
   virtual c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t parameter,
                                                                const at::Tensor& indices) = 0;
-  virtual GradientTiles* tiles(int64_t parameter) = 0;
+  virtual GradientTaker* taker(int64_t parameter) = 0;
   virtual void returns_whole(int64_t parameter, const at::Tensor& gradient) = 0;
 };
 

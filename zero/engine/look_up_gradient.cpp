@@ -5,19 +5,16 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "zero/base/error.h"
-#include "zero/engine/row_look_ups.h"
 
 namespace zero {
 
 namespace {
 
-constexpr size_t kManyLookUps = 1024;
 constexpr int64_t kLookUps = -1;  // Reduction::begin of the message of the look-ups
 
 }  // namespace
@@ -44,11 +41,14 @@ bool LookUpGradient::suits(const ReductionContext& context, int64_t parameter) {
 
 bool LookUpGradient::announce_rows(const at::Tensor& indices) {
   if (tied_.size() < 2) tied_.push_back(indices);
-  return expected_ == LookUpUse::tiles;
+  return expected_ == LookUpUse::tied;
 }
 
 c10::intrusive_ptr<AnnouncedLookUp> LookUpGradient::announce_look_up(const at::Tensor& indices) {
-  if (look_ups_.size() >= kManyLookUps) drop_old_look_ups();
+  if (look_ups_.size() >= many_look_ups_) {
+    drop_old_look_ups();
+    many_look_ups_ = std::max(kManyLookUps, 2 * look_ups_.size());
+  }
   auto announced = c10::make_intrusive<AnnouncedLookUp>(indices);
   look_ups_.emplace_back(announced);
   return announced;
@@ -67,16 +67,15 @@ void LookUpGradient::drop_old_look_ups() {
 LookUpGradient::LookUp LookUpGradient::only_look_up(const GradientReduction::Pass& pass) {
   drop_old_look_ups();
   const auto tied = std::exchange(tied_, {});
-  const bool hooked =  // since forward: the hook wants the whole gradient
-      !torch::autograd::impl::hooks(context_.arrivals.parameter(parameter_)).empty();
-  if (pass.layer_major || hooked || tied.size() + look_ups_.size() != 1) return {};
+  const bool shown = shows_gradient(context_.arrivals.parameter(parameter_));  // since forward
+  if (pass.layer_major || shown || tied.size() + look_ups_.size() != 1) return {};
   if (!tied.empty()) {
     if (!pass.last || !pass.from_start) return {};
-    return {.use = LookUpUse::tiles, .indices = tied.front()};
+    return {.use = LookUpUse::tied, .indices = tied.front()};
   }
   const auto announced = look_ups_.front().lock();
   if (!announced) return {};
-  return {LookUpUse::rows, announced->indices, announced.get()};
+  return {LookUpUse::alone, announced->indices, announced.get()};
 }
 
 void LookUpGradient::returns_whole(const at::Tensor& gradient) {
@@ -88,8 +87,8 @@ void LookUpGradient::returns_whole(const at::Tensor& gradient) {
 void LookUpGradient::brought(const at::Tensor& gradient) {
   if (announced_use_ == LookUpUse::none) return;
   // Autograd adds another gradient to it in place, or to a copy.
-  alone_ = !pass_ && gradient.const_data_ptr() == std::exchange(returned_, nullptr) &&
-           gradient._version() == returned_version_;
+  as_announced_ = !pass_ && gradient.const_data_ptr() == std::exchange(returned_, nullptr) &&
+                  gradient._version() == returned_version_;
 }
 
 bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_sum) {
@@ -97,10 +96,10 @@ bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_su
   pass_.reset();
   const auto mine = only_look_up(pass);
   announced_use_ = mine.use;
-  alone_ = false;
+  as_announced_ = false;
   returned_ = nullptr;
   if (pass.layer_major) return false;
-  if (expected_ == LookUpUse::none || (expected_ == LookUpUse::tiles && !pass.last)) return false;
+  if (expected_ == LookUpUse::none || (expected_ == LookUpUse::tied && !pass.last)) return false;
   const at::NoGradGuard no_grad;
   const auto& shape = context_.arrivals.parameter(parameter_);
   const auto agreed =
@@ -108,17 +107,17 @@ bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_su
                     mine.use == expected_ ? mine.indices : at::Tensor(), 0, "rows of look-ups");
   if (!agreed) return false;
   const int64_t columns = shape.size(1);
-  RowShares shares(context_.layout, unit_, agreed->rows, columns);
-  if (!are_few(shares.all(), context_.layout, unit_)) return false;
-  Pass begun{.use = expected_, .announced = mine.announced, .columns = columns};
+  if (has_sum) under_way_.complete();  // that sum of an earlier pass
+  Pass begun{.use = expected_,
+             .announced = mine.announced,
+             .shares = RowShares(context_.layout, unit_, agreed->rows, columns)};
+  if (!are_few(begun.shares.all(), context_.layout, unit_)) return false;
   begun.accumulates = has_sum;
-  begun.of_owner = std::move(shares.of_owner);
-  begun.message = shares.message;
   begun.rows = at::tensor(agreed->rows, at::kLong);
-  const auto rows = static_cast<int64_t>(agreed->rows.size());
+  const int64_t rows = begun.rows.numel();
   begun.values =
       array(rows * columns, context_.table.plan(unit_).dtype).zero_().view({rows, columns});
-  begun.taken = expected_ == LookUpUse::rows;
+  begun.taken = expected_ == LookUpUse::alone;
   const int64_t tokens = mine.indices.numel();
   const int64_t pieces = numel(unit_) / (kTileRows * columns) + 1;
   begun.under_way =
@@ -147,7 +146,7 @@ void LookUpGradient::take_left_over() {
 void LookUpGradient::reduce_pieces(const Make& make, bool sets_apart) {
   auto& pass = *pass_;
   const int64_t slice = numel(unit_);
-  const int64_t tile = kTileRows * pass.columns;
+  const int64_t tile = kTileRows * pass.shares.columns;
   const int64_t owners = context_.layout.shards();
   starts_(unit_);
   for (int64_t begin = 0; begin < slice; begin += tile) {
@@ -163,7 +162,7 @@ void LookUpGradient::reduce_pieces(const Make& make, bool sets_apart) {
 
 // Writes the unit's elements from `begin` on.
 void LookUpGradient::fill(const at::Tensor& to, int64_t begin, const Make& make, bool sets_apart) {
-  const int64_t columns = pass_->columns;
+  const int64_t columns = pass_->shares.columns;
   const int64_t whole = kTileRows * columns;
   const int64_t content = context_.layout.unit(unit_).content;
   int64_t done = 0;
@@ -218,6 +217,7 @@ bool LookUpGradient::takes(const AnnouncedLookUp& look_up) const {
 }
 
 void LookUpGradient::add_rows(const at::Tensor& indices, const at::Tensor& rows) {
+  const at::NoGradGuard no_grad;
   auto& pass = *pass_;
   const auto positions =
       at::searchsorted(pass.rows, indices).clamp_max_(std::max<int64_t>(0, pass.rows.numel() - 1));
@@ -227,40 +227,45 @@ void LookUpGradient::add_rows(const at::Tensor& indices, const at::Tensor& rows)
         " gives a gradient to are others than it announced in forward: the tensor of its indices "
         "was changed before backward.");
   }
-  if (pass.use == LookUpUse::rows) {  // the operator that makes the whole gradient
+  if (pass.use == LookUpUse::alone) {  // the operator that makes the whole gradient
     pass.values.copy_(
         at::embedding_dense_backward(rows, positions, pass.values.size(0), -1, false));
   } else {
     pass.values.index_add_(0, positions, rows);
   }
   context_.presence.note(parameter_);
-  alone_ = pass.taken;
+  as_announced_ = pass.taken;
 }
 
 void LookUpGradient::end_pass() {
   if (!pass_) return;
+  const at::NoGradGuard no_grad;
   auto& pass = *pass_;
-  const bool by_rows = pass.use == LookUpUse::rows;
+  const bool by_rows = pass.use == LookUpUse::alone;
   if (by_rows) begin_sum();
   of_step_.unit = unit_;
   of_step_.replaces += by_rows ? 1 : 0;
-  if (pass.message == 0) return;
-  const auto owners = static_cast<int64_t>(pass.of_owner.size());
-  const auto message = array(owners * pass.message, pass.values.scalar_type()).zero_();
+  if (pass.shares.message == 0) return;
+  const auto owners = static_cast<int64_t>(pass.shares.of_owner.size());
+  const auto message = array(owners * pass.shares.message, pass.values.scalar_type()).zero_();
   for (int64_t owner = 0; owner < owners; ++owner) {
-    const auto& positions = pass.of_owner[static_cast<size_t>(owner)];
+    const auto& positions = pass.shares.of_owner[static_cast<size_t>(owner)];
     const auto count = static_cast<int64_t>(positions.size());
-    message.narrow(0, owner * pass.message, count * pass.columns)
-        .view({count, pass.columns})
+    message.narrow(0, owner * pass.shares.message, count * pass.shares.columns)
+        .view({count, pass.shares.columns})
         .copy_(pass.values.index_select(0, at::tensor(positions, at::kLong)));
   }
   of_step_.numel += message.numel();
   start({.unit = unit_, .begin = kLookUps, .bucket = Bucket{.array = message, .pooled = false}}, 1);
 }
 
+ExpectedLookUp LookUpGradient::expected() const {
+  return {parameter_, context_.arrivals.parameter(parameter_).size(1), expected_};
+}
+
 void LookUpGradient::begin_step(bool completed) {
   pass_.reset();
-  of_last_step_ = completed ? of_step_ : LookUpMessages{};
+  of_last_step_ = completed ? of_step_ : RowMessages{};
   of_step_ = {};
 }
 
@@ -301,17 +306,11 @@ void LookUpGradient::drop(Reduction reduction) { give_bucket(reduction); }
 // Calls `f` with the place of each of this rank's rows in the message and in its slice.
 void LookUpGradient::for_each_own_row(
     const std::function<void(int64_t in_message, int64_t in_slice, int64_t numel)>& f) const {
-  const auto& pass = *pass_;
   const int rank = context_.placement.shards->rank();
-  const auto owned = context_.layout.slice(unit_, rank);
-  const auto* rows = pass.rows.const_data_ptr<int64_t>();
-  int64_t place = 0;
-  for (const int64_t position : pass.of_owner[static_cast<size_t>(rank)]) {
-    const int64_t begin = rows[position] * pass.columns;
-    const auto mine = partition::intersect({begin, begin + pass.columns}, owned);
-    f(place + mine.begin - begin, mine.begin - owned.begin, mine.size());
-    place += pass.columns;
-  }
+  const int64_t slice_begin = pass_->shares.slices[static_cast<size_t>(rank)].begin;
+  pass_->shares.for_each(rank, [&](partition::Range part, int64_t in_message, int64_t) {
+    f(in_message, part.begin - slice_begin, part.size());
+  });
 }
 
 // Makes the sum that a whole gradient of zeros would have made.
@@ -328,7 +327,7 @@ void LookUpGradient::begin_sum() {
 void LookUpGradient::keep_earlier_sums() {
   if (pass_->kept.defined()) return;
   const auto& sum = cell(unit_);
-  pass_->kept = array(pass_->message, sum.scalar_type()).zero_();
+  pass_->kept = array(pass_->shares.message, sum.scalar_type()).zero_();
   for_each_own_row([&](int64_t in_message, int64_t in_slice, int64_t size) {
     pass_->kept.narrow(0, in_message, size).copy_(sum.narrow(0, in_slice, size));
   });
@@ -367,8 +366,8 @@ void LookUpGradients::brought(int64_t parameter, const at::Tensor& gradient) {
   if (auto* found = find(parameter)) found->brought(gradient);
 }
 
-std::vector<LookUpMessages> LookUpGradients::messages() const {
-  std::vector<LookUpMessages> messages;
+std::vector<RowMessages> LookUpGradients::messages() const {
+  std::vector<RowMessages> messages;
   for (const auto& [parameter, gradient] : all_) {
     if (gradient.messages().unit >= 0) messages.push_back(gradient.messages());
   }
@@ -407,7 +406,7 @@ void LookUpGradients::drop_pass() {
   for (auto& [parameter, gradient] : all_) gradient.drop_pass();
 }
 
-GradientTiles* LookUpGradients::taker(int64_t parameter) {
+GradientTaker* LookUpGradients::taker(int64_t parameter) {
   auto* found = find(parameter);
   return found != nullptr && found->in_pass() ? found : nullptr;
 }
@@ -418,8 +417,15 @@ void LookUpGradients::report(std::vector<LookUpUse>& uses) const {
 }
 
 void LookUpGradients::expect(const std::vector<LookUpUse>& uses) {
-  expected_ = uses;
   for (auto& [parameter, gradient] : all_) gradient.expect(uses[static_cast<size_t>(parameter)]);
+}
+
+std::vector<ExpectedLookUp> LookUpGradients::expected() const {
+  std::vector<ExpectedLookUp> expected;
+  for (const auto& [parameter, gradient] : all_) {
+    if (gradient.expected().use != LookUpUse::none) expected.push_back(gradient.expected());
+  }
+  return expected;
 }
 
 void LookUpGradients::begin_step(bool completed) {

@@ -1,11 +1,13 @@
-// The gradient of a weight whose rows are looked up, which leaves as rows, and with an output
-// projection in tiles.
+// Reduces the gradient of a weight whose rows are looked up: as rows, or in tiles if the weight is
+// an output projection, too.
 //
 // Note [Gradients by rows]
 // The gradient of an embedding has values in the rows that a pass has looked up, and zeros
 // elsewhere. Between hosts the ranks tell each other these rows when a pass begins, and sum them
 // alone when it ends (steps 2, 4 and 5 below, without a projection). The sums of the other rows are
-// zeros, as they would be if the whole gradient were reduced, so no bit changes.
+// zeros, as they would be if the whole gradient were reduced, so no bit changes. A look-up is
+// announced in forward, and its backward function keeps the announcement, so that only the look-up
+// that the ranks agreed on gives rows.
 //
 // Note [Tied gradient in tiles]
 // A tied weight is the output projection, whose backward function is the first to run, and the
@@ -29,7 +31,7 @@
 //   5. When the pass ends one more reduce-scatter sums them, and each owner puts these sums in the
 //      place of those that the pieces gave. If passes add up, it adds them to the sum that was
 //      there before the pieces. The message has as many rows for each owner as the owner with most
-//      of them needs: LookUpMessages::numel elements, in the formula of the step's bytes
+//      of them needs: RowMessages::numel elements, in the formula of the step's bytes
 //      (Engine::traffic_formula).
 // Either is used if the message has at most an eighth of the weight's elements (kLookUpShare),
 // which all ranks know after step 2, and if sums lie on the device and are not handed over, rounded
@@ -55,11 +57,12 @@
 #include "zero/engine/gradient_reduction.h"
 #include "zero/engine/gradient_sums.h"
 #include "zero/engine/reduction_queue.h"
+#include "zero/engine/row_look_ups.h"
 
 namespace zero {
 
 /// Reduces the gradient of one parameter by rows or in tiles. It is the place of their sums, too.
-class LookUpGradient final : public GradientTiles, private GradientSums {
+class LookUpGradient final : public GradientTaker, private GradientSums {
  public:
   /// Reductions go to `under_way`, and `starts` is called with the unit before the first of them.
   /// The arguments outlive this.
@@ -73,7 +76,7 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& indices);
   void returns_whole(const at::Tensor& gradient);
   void brought(const at::Tensor& gradient);
-  const LookUpMessages& messages() const { return of_last_step_; }
+  const RowMessages& messages() const { return of_last_step_; }
 
   /// Begins a pass. Returns whether it reduces the gradient by rows or in tiles; `has_sum` says
   /// whether the unit has a sum of earlier passes of the step. Collective if all ranks could have
@@ -95,10 +98,10 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   void add_rows(const at::Tensor& indices, const at::Tensor& rows) override;
 
   /// Returns how this rank could have given the gradient in the pass before.
-  LookUpUse possible() const { return alone_ ? announced_use_ : LookUpUse::none; }
+  LookUpUse possible() const { return as_announced_ ? announced_use_ : LookUpUse::none; }
   /// All ranks could: they agree on the rows in the next step. LookUpUse::none: they do not.
   void expect(LookUpUse use) { expected_ = use; }
-  LookUpUse expected() const { return expected_; }
+  ExpectedLookUp expected() const;
   /// Begins a step; the one before was completed, or dropped. Nothing is under way.
   void begin_step(bool completed);
 
@@ -111,17 +114,14 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   struct LookUp {
     LookUpUse use = LookUpUse::none;
     at::Tensor indices{};
-    const AnnouncedLookUp* announced = nullptr;  // of rows; it is only compared
+    const AnnouncedLookUp* announced = nullptr;  // null for a tied weight; it is only compared
   };
   struct Pass {
     LookUpUse use = LookUpUse::none;
     const AnnouncedLookUp* announced = nullptr;
-    int64_t columns = 0;
-    at::Tensor rows{};  // (R) all ranks' rows, ascending
-    std::vector<std::vector<int64_t>>
-        of_owner{};        // by rank, positions in `rows`: those in its slice
+    RowShares shares;
+    at::Tensor rows{};     // (R) all ranks' rows
     at::Tensor values{};   // (R, C) this rank's values of the rows
-    int64_t message = 0;   // elements of one owner's rows in the message
     size_t under_way = 1;  // pieces at a time
     bool accumulates = false;
     bool taken = false;  // the projection's part, or there is none
@@ -152,14 +152,16 @@ class LookUpGradient final : public GradientTiles, private GradientSums {
   int64_t unit_;
   std::vector<at::Tensor> tied_;  // indices of look-ups of tied weights since the last pass
   std::vector<c10::weak_intrusive_ptr<AnnouncedLookUp>> look_ups_;  // their graphs may end
+  static constexpr size_t kManyLookUps = 1024;
+  size_t many_look_ups_ = kManyLookUps;        // so many are looked through for old ones
   LookUpUse announced_use_ = LookUpUse::none;  // that of the only look-up of this pass, or none
   LookUpUse expected_ = LookUpUse::none;
-  bool alone_ = false;  // the gradient came as announced
+  bool as_announced_ = false;  // the gradient came as announced
   const void* returned_ = nullptr;
   uint32_t returned_version_ = 0;
   std::optional<Pass> pass_;
-  LookUpMessages of_step_;
-  LookUpMessages of_last_step_;
+  RowMessages of_step_;
+  RowMessages of_last_step_;
 };
 
 /// Has one LookUpGradient for each parameter. Its functions do what those of LookUpGradient do.
@@ -175,7 +177,7 @@ class LookUpGradients {
                                                        const at::Tensor& indices);
   void returns_whole(int64_t parameter, const at::Tensor& gradient);
   void brought(int64_t parameter, const at::Tensor& gradient);
-  std::vector<LookUpMessages> messages() const;
+  std::vector<RowMessages> messages() const;
 
   /// Returns the units that the pass reduces so.
   std::vector<int64_t> begin_pass(const GradientReduction::Pass& pass,
@@ -186,13 +188,13 @@ class LookUpGradients {
   void end_pass();
   void drop_pass();
   /// Returns the taker of the parameter's gradient in this pass, or null.
-  GradientTiles* taker(int64_t parameter);
+  GradientTaker* taker(int64_t parameter);
 
-  /// Adds this rank's `possible` to those by parameter.
+  /// Sets `possible` of each parameter.
   void report(std::vector<LookUpUse>& uses) const;
-  /// By parameter.
+  /// Tells each parameter's use.
   void expect(const std::vector<LookUpUse>& uses);
-  const std::vector<LookUpUse>& expected() const { return expected_; }
+  std::vector<ExpectedLookUp> expected() const;
   void begin_step(bool completed);
 
  private:
@@ -205,7 +207,6 @@ class LookUpGradients {
   ReductionQueue& under_way_;
   std::function<void(int64_t unit)> starts_;
   std::map<int64_t, LookUpGradient> all_;  // by parameter, the same order on all ranks
-  std::vector<LookUpUse> expected_;        // by parameter; empty: none
 };
 
 }  // namespace zero

@@ -118,6 +118,7 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
     return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->place(parameter_)
                                                                  : at::Tensor();
   }
+  bool shows_gradient() const override { return users != nullptr; }
   double loss_factor() const override {
     return model.sink_ != nullptr ? model.sink_->loss_factor() : 1;
   }
@@ -129,8 +130,8 @@ class Model::Hook final : public PostAccumulateGradHook, public GradientPlace {
     if (model.sink_ == nullptr || !model.trainable(parameter_)) return {};
     return model.sink_->announce_look_up(parameter_, indices);
   }
-  GradientTiles* tiles() override {
-    return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->tiles(parameter_)
+  GradientTaker* taker() override {
+    return model.sink_ != nullptr && model.trainable(parameter_) ? model.sink_->taker(parameter_)
                                                                  : nullptr;
   }
   void returns_whole(const at::Tensor& gradient) override {

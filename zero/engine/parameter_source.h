@@ -47,7 +47,7 @@ class ParameterSource {
   /// A step begins in which all ranks expect these look-ups: see RowLookUps.
   virtual void expect_look_ups(const std::vector<ExpectedLookUp>& /*expected*/) {}
   /// Returns the messages of the rows of the step before, by weight.
-  virtual std::vector<LookUpMessages> looked_up() const { return {}; }
+  virtual std::vector<RowMessages> looked_up() const { return {}; }
   /// Returns the full unit in its dtype, as the owners store it (never quantised): valid until the
   /// parameters change. Collective if gathers are matched.
   virtual at::Tensor full(int64_t unit) = 0;

@@ -109,9 +109,9 @@ c10::intrusive_ptr<AnnouncedLookUp> ReduceFlow::announce_look_up(int64_t paramet
   return reduction_->announce_look_up(parameter, indices);
 }
 
-GradientTiles* ReduceFlow::tiles(int64_t parameter) {
+GradientTaker* ReduceFlow::taker(int64_t parameter) {
   const std::lock_guard lock(mutex_);
-  return arrivals_.in_pass() ? reduction_->tiles(parameter) : nullptr;
+  return arrivals_.in_pass() ? reduction_->taker(parameter) : nullptr;
 }
 
 void ReduceFlow::returns_whole(int64_t parameter, const at::Tensor& gradient) {

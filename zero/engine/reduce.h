@@ -69,7 +69,7 @@ class ReduceFlow {
   bool announce_rows(int64_t parameter, const at::Tensor& indices);
   c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(int64_t parameter,
                                                        const at::Tensor& indices);
-  GradientTiles* tiles(int64_t parameter);
+  GradientTaker* taker(int64_t parameter);
   void returns_whole(int64_t parameter, const at::Tensor& gradient);
   /// Takes the gradient of a parameter: see GradientSink::arrive.
   void arrive(int64_t parameter, const at::Tensor& variable);
@@ -94,10 +94,8 @@ class ReduceFlow {
   /// Returns 1 for each parameter that some rank had a gradient for in this step, else 0.
   const std::vector<uint8_t>& present() const { return presence_.anywhere(); }
   /// Return what GradientReduction's functions of the same name do.
-  std::vector<LookUpMessages> look_ups() const { return reduction_->look_ups(); }
-  const std::vector<LookUpUse>& expected_look_ups() const {
-    return reduction_->expected_look_ups();
-  }
+  std::vector<RowMessages> look_ups() const { return reduction_->look_ups(); }
+  std::vector<ExpectedLookUp> expected_look_ups() const { return reduction_->expected_look_ups(); }
   /// Returns the trainable units in the order of reduction.
   const std::vector<int64_t>& order() const { return order_.units(); }
   /// Returns, by unit, the sum of squares of the part of its sum that this rank adds up: the same

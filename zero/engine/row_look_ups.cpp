@@ -47,9 +47,9 @@ std::optional<AgreedRows> agree_on_rows(comm::Group& group, int64_t count,
   return agreed;
 }
 
-RowShares::RowShares(const partition::Layout& layout, int64_t unit,
-                     const std::vector<int64_t>& rows, int64_t columns)
-    : of_owner(static_cast<size_t>(layout.shards())) {
+RowShares::RowShares(const partition::Layout& layout, int64_t unit, std::vector<int64_t> those,
+                     int64_t width)
+    : rows(std::move(those)), columns(width), of_owner(static_cast<size_t>(layout.shards())) {
   const int64_t slice = layout.slice_numel(unit);
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t begin = rows[i] * columns;
@@ -60,6 +60,20 @@ RowShares::RowShares(const partition::Layout& layout, int64_t unit,
   for (const auto& each : of_owner) most = std::max(most, each.size());
   using partition::kAlignment;
   message = (static_cast<int64_t>(most) * columns + kAlignment - 1) / kAlignment * kAlignment;
+  for (int owner = 0; owner < layout.shards(); ++owner) slices.push_back(layout.slice(unit, owner));
+}
+
+void RowShares::for_each(int owner,
+                         const std::function<void(partition::Range part, int64_t in_message,
+                                                  int64_t position)>& f) const {
+  int64_t place = 0;
+  for (const int64_t position : of_owner[static_cast<size_t>(owner)]) {
+    const int64_t begin = rows[static_cast<size_t>(position)] * columns;
+    const auto part =
+        partition::intersect({begin, begin + columns}, slices[static_cast<size_t>(owner)]);
+    f(part, place + part.begin - begin, position);
+    place += columns;
+  }
 }
 
 RowLookUps::RowLookUps(StateTable& table)
@@ -84,11 +98,11 @@ void RowLookUps::expect(const std::vector<ExpectedLookUp>& expected) {
   units_.clear();
   for (auto& asks : asks_) asks = Asks::never;
   const bool tied = std::ranges::any_of(
-      expected, [](const ExpectedLookUp& each) { return each.use == LookUpUse::tiles; });
+      expected, [](const ExpectedLookUp& each) { return each.use == LookUpUse::tied; });
   for (const auto& each : expected) {
     const int64_t unit = table_.layout().unit_of(each.parameter);
-    const bool is_tied = each.use == LookUpUse::tiles;
-    if (each.use == LookUpUse::none || is_tied != tied || !suits(unit)) continue;
+    const bool is_tied = each.use == LookUpUse::tied;
+    if (is_tied != tied || !suits(unit)) continue;
     asks_[static_cast<size_t>(unit)] = tied ? Asks::once : Asks::always;
     units_[unit] = {.columns = each.columns};
   }
@@ -116,7 +130,7 @@ at::Tensor RowLookUps::look_up(int64_t unit, const paging::UnitSource::LookUp& m
   auto shape = indices.sizes().vec();
   shape.push_back(columns);
   auto result = at::empty(shape, table_.memory(unit, State::parameters).options());
-  fetch(unit, agreed->rows, shares, indices.reshape({-1}), result.data_ptr());
+  fetch(unit, shares, indices.reshape({-1}), result.data_ptr());
   of_step = {.unit = unit,
              .numel = of_step.numel + shares.all(),
              .replaces = of_step.replaces + (once ? 0 : 1)};
@@ -124,37 +138,24 @@ at::Tensor RowLookUps::look_up(int64_t unit, const paging::UnitSource::LookUp& m
 }
 
 // Writes a row to `to` (tokens, C) for each of the tokens (tokens). Collective.
-void RowLookUps::fetch(int64_t unit, const std::vector<int64_t>& rows, const RowShares& shares,
-                       const at::Tensor& tokens, void* to) {
-  const int64_t columns = units_.at(unit).columns;
-  const auto& layout = table_.layout();
+void RowLookUps::fetch(int64_t unit, const RowShares& shares, const at::Tensor& tokens, void* to) {
   auto& group = table_.group();
   const auto& slice = table_.memory(unit, State::parameters);
   const int64_t element = slice.element_size();
-  const int64_t slice_begin = layout.slice(unit, group.rank()).begin;
+  const int64_t slice_begin = shares.slices[static_cast<size_t>(group.rank())].begin;
   // They take the place of the weight, of which each is an eighth at most.
   const auto array = [&](int64_t numel) {
     return group.empty(numel, slice.scalar_type(), Category::gathered_units);
   };
   const auto mine = array(shares.message).zero_();
   const auto all = array(shares.all());
-  // Calls `f` with the part of each of the owner's rows that lies in its slice.
-  const auto for_each = [&](int owner, const auto& f) {
-    int64_t place = 0;
-    for (const int64_t position : shares.of_owner[static_cast<size_t>(owner)]) {
-      const int64_t begin = rows[static_cast<size_t>(position)] * columns;
-      const auto part = partition::intersect({begin, begin + columns}, layout.slice(unit, owner));
-      f(place + part.begin - begin, part, position);
-      place += columns;
-    }
-  };
   const auto copy = [&](void* destination, int64_t at, const at::Tensor& source, int64_t from,
                         int64_t numel) {
     std::memcpy(static_cast<std::byte*>(destination) + at * element,
                 static_cast<const std::byte*>(source.const_data_ptr()) + from * element,
                 static_cast<size_t>(numel * element));
   };
-  for_each(group.rank(), [&](int64_t in_message, partition::Range part, int64_t /*position*/) {
+  shares.for_each(group.rank(), [&](partition::Range part, int64_t in_message, int64_t) {
     copy(mine.data_ptr(), in_message, slice, part.begin - slice_begin, part.size());
   });
   if (shares.message > 0) group.all_gather(all, mine, table_.label(unit)).wait();
@@ -164,11 +165,11 @@ void RowLookUps::fetch(int64_t unit, const std::vector<int64_t>& rows, const Row
   std::vector<int64_t> places(static_cast<size_t>(token.numel()));  // in `to`, by their rows
   std::iota(places.begin(), places.end(), 0);
   std::ranges::sort(places, {}, row_of);
-  for (int owner = 0; owner < layout.shards(); ++owner) {
-    for_each(owner, [&](int64_t in_message, partition::Range part, int64_t position) {
-      const int64_t row = rows[static_cast<size_t>(position)];
+  for (int owner = 0; owner < group.size(); ++owner) {
+    shares.for_each(owner, [&](partition::Range part, int64_t in_message, int64_t position) {
+      const int64_t row = shares.rows[static_cast<size_t>(position)];
       for (const int64_t i : std::ranges::equal_range(places, row, {}, row_of)) {
-        const int64_t at = i * columns + part.begin - row * columns;
+        const int64_t at = i * shares.columns + part.begin - row * shares.columns;
         copy(to, at, all, owner * shares.message + in_message, part.size());
       }
     });

@@ -16,7 +16,8 @@
 // Look-ups are expected if all ranks had one in the last pass of the step before, and nothing else
 // used the weight but the projection: that is when the gradient can leave by rows or in tiles (the
 // notes in look_up_gradient.h). If one weight is tied, the others are gathered whole, since the
-// order of gathers that is agreed on for a tied weight has no place for their rows.
+// order of gathers that is agreed on for a tied weight has no place for their rows. Their gradients
+// leave as rows all the same.
 //
 // A message has M C elements of each of N ranks, where M is the number of different rows that all
 // ranks look up and that lie in one rank's slice, of the rank that has most:
@@ -53,13 +54,24 @@ std::optional<AgreedRows> agree_on_rows(comm::Group& group, int64_t count,
                                         const at::Tensor& indices, uint64_t order,
                                         std::string_view label);
 
-/// Rows of a weight that is all of a unit, by the ranks that have elements of them.
+/// Rows of a weight (V, C) that is all of a unit, by the ranks that have elements of them, and
+/// their places in messages that have `message` elements for each of these owners.
 struct RowShares {
-  RowShares(const partition::Layout& layout, int64_t unit, const std::vector<int64_t>& rows,
+  /// `rows` ascend.
+  RowShares(const partition::Layout& layout, int64_t unit, std::vector<int64_t> rows,
             int64_t columns);
-  std::vector<std::vector<int64_t>> of_owner;  ///< by rank, positions in `rows`
-  int64_t message = 0;  ///< elements of the rows of the owner that has most of them
+  /// Calls `f` for each of the owner's rows with the part of it that lies in the owner's slice, the
+  /// place of that part in the owner's elements of a message, and the row's position in `rows`.
+  void for_each(int owner, const std::function<void(partition::Range part, int64_t in_message,
+                                                    int64_t position)>& f) const;
+  /// Returns the elements of a message, all owners together.
   int64_t all() const { return message * static_cast<int64_t>(of_owner.size()); }
+
+  std::vector<int64_t> rows;
+  int64_t columns = 0;                         ///< C
+  std::vector<partition::Range> slices;        ///< by owner
+  std::vector<std::vector<int64_t>> of_owner;  ///< by owner, positions in `rows`
+  int64_t message = 0;  ///< elements of the rows of the owner that has most of them, rounded up
 };
 
 /// Returns whether messages of so many elements are few enough to take the place of a unit's:
@@ -82,21 +94,20 @@ class RowLookUps {
   at::Tensor look_up(int64_t unit, const paging::UnitSource::LookUp& mine,
                      const std::function<void()>& up_to_date);
   /// Returns the messages of the step before the last `expect`.
-  const std::vector<LookUpMessages>& of_last_step() const { return of_last_step_; }
+  const std::vector<RowMessages>& of_last_step() const { return of_last_step_; }
 
  private:
   struct Unit {
     int64_t columns = 0;
-    LookUpMessages of_step{};
+    RowMessages of_step{};
   };
   bool suits(int64_t unit) const;
-  void fetch(int64_t unit, const std::vector<int64_t>& rows, const RowShares& shares,
-             const at::Tensor& tokens, void* to);
+  void fetch(int64_t unit, const RowShares& shares, const at::Tensor& tokens, void* to);
 
   StateTable& table_;
   std::vector<std::atomic<paging::UnitSource::Asks>> asks_;  // by unit
   std::map<int64_t, Unit> units_;                            // those that are expected
-  std::vector<LookUpMessages> of_last_step_;
+  std::vector<RowMessages> of_last_step_;
 };
 
 }  // namespace zero

@@ -90,15 +90,15 @@ class ShardedGradients final : public GradientReduction, private HandOver {
                                                        const at::Tensor& indices) override {
     return look_ups_.announce_look_up(parameter, indices);
   }
-  GradientTiles* tiles(int64_t parameter) override { return look_ups_.taker(parameter); }
+  GradientTaker* taker(int64_t parameter) override { return look_ups_.taker(parameter); }
   void returns_whole(int64_t parameter, const at::Tensor& gradient) override {
     look_ups_.returns_whole(parameter, gradient);
   }
   void brought(int64_t parameter, const at::Tensor& gradient) override {
     look_ups_.brought(parameter, gradient);
   }
-  std::vector<LookUpMessages> look_ups() const override { return look_ups_.messages(); }
-  const std::vector<LookUpUse>& expected_look_ups() const override { return look_ups_.expected(); }
+  std::vector<RowMessages> look_ups() const override { return look_ups_.messages(); }
+  std::vector<ExpectedLookUp> expected_look_ups() const override { return look_ups_.expected(); }
 
   const at::Tensor& array(int64_t unit) override {
     auto& bucket = bookkeeping(unit).bucket;

@@ -87,7 +87,7 @@ class SlicedUnits final : public PagedSource {
   void expect_look_ups(const std::vector<ExpectedLookUp>& expected) override {
     look_ups_.expect(expected);
   }
-  std::vector<LookUpMessages> looked_up() const override { return look_ups_.of_last_step(); }
+  std::vector<RowMessages> looked_up() const override { return look_ups_.of_last_step(); }
 
   // This rank's slice, where the gather sends it from memory, and to the others as it is.
   paging::UnitPart here(int64_t unit) override {

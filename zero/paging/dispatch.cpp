@@ -145,7 +145,7 @@ at::Tensor embedding_paged(c10::DispatchKeySet keys, const at::Tensor& weight,
   Uses uses;
   find(weight, false, uses);
   if (!uses.empty() && !by_frequency && !sparse && is_whole(weight)) {
-    auto rows = row_embedding(weight, indices, padding.guard_int(__FILE__, __LINE__));
+    auto rows = try_row_embedding(weight, indices, padding.guard_int(__FILE__, __LINE__));
     if (rows.defined()) return rows;
   }
   const auto pins = pin(uses);

@@ -149,9 +149,9 @@ Pager::Pin Pager::touched(std::span<const int64_t> units, bool differentiable,
   return pin;
 }
 
-// Returns the units that the step gathers behind a look-up in `unit` by its plan, each once, as
-// many as fit within the budget: those that start before the rows are sent; or, if ranks ask once,
-// all of them up to `unit`, and none if one does not fit. Empty without a plan.
+// Returns the units that the plan gathers next, each once, within the budget. If ranks ask once,
+// these are all up to `unit`, or none. Otherwise they are those that start before the rows are
+// sent.
 std::vector<int64_t> Pager::gathers_behind(int64_t unit) const {
   const Plan* plan = following_;
   if (plan == nullptr && trace_.empty() && !plans_.empty()) plan = plans_.front().get();
@@ -175,8 +175,7 @@ std::vector<int64_t> Pager::gathers_behind(int64_t unit) const {
   return once ? std::vector<int64_t>() : order;
 }
 
-// Returns the bytes of the gathers that start before the rows of a unit are sent, but for the rest
-// of the last of them.
+// Before the rows are sent, gathers start until they have this many bytes.
 int64_t Pager::meanwhile_bytes(int64_t unit) const {
   return layout_.unit(unit).bytes() / kMeanwhile;
 }
@@ -204,8 +203,8 @@ at::Tensor Pager::agree(std::unique_lock<std::mutex>& lock, int64_t unit, const 
   const auto meanwhile = [&] {
     lock.lock();
     owed_.assign(order.begin(), order.end());
-    const int64_t most = meanwhile_bytes(unit);
-    for (int64_t bytes = 0; bytes < most && !owed_.empty() && owed_.front() != unit;) {
+    for (int64_t bytes = 0;
+         bytes < meanwhile_bytes(unit) && !owed_.empty() && owed_.front() != unit;) {
       const int64_t next = owed_.front();
       bytes += layout_.unit(next).bytes();
       start(lock, next);
@@ -241,8 +240,7 @@ at::Tensor Pager::look_up(int64_t unit, const at::Tensor& indices, bool differen
       in_step_ = true;
       advance(lock, {});
     } else if (!rows.defined() && state(unit).presence == Presence::absent) {
-      start_owed(lock, unit);
-      if (state(unit).presence == Presence::absent) gather(lock, unit);
+      start_agreed(lock, unit);
     }
     return rows;
   } catch (const Error&) {
@@ -394,6 +392,10 @@ void Pager::acquire(std::unique_lock<std::mutex>& lock, int64_t unit) {
 // Starts the gather of an absent unit when its turn has come: Note [Gathers that ranks agree on].
 void Pager::start(std::unique_lock<std::mutex>& lock, int64_t unit) {
   if (source_.asks(unit) != UnitSource::Asks::never) agree(lock, unit, {}, {});
+  start_agreed(lock, unit);
+}
+
+void Pager::start_agreed(std::unique_lock<std::mutex>& lock, int64_t unit) {
   start_owed(lock, unit);
   if (state(unit).presence == Presence::absent) gather(lock, unit);  // others may have come before
 }

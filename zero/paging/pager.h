@@ -22,15 +22,17 @@
 //      not where the unit is present, and always where it is absent, whoever wants it (an operator,
 //      a scope, evaluation). If a rank needs all of the unit, all ranks gather it at once.
 //   2. Ranks agree on a unit before they gather what is used behind it, with a plan or without. So
-//      no plan gathers such a unit ahead of its use, or others ahead of it. A look-up by rows is an
-//      operator of the trace that pins no unit, and a plan gathers nothing ahead of it.
+//      no plan gathers such a unit ahead of its use, nor a unit that is used behind it. A look-up
+//      by rows is an operator of the trace that pins no unit, and a plan gathers nothing ahead of
+//      it.
 //   3. With its rows a rank tells which units its plan gathers next. If that is the same on all
 //      ranks, the first of these gathers start before the rows are sent: while each rank brings
 //      its slice of the weight up to date, the link would stand still.
 // A unit may be asked for at each gather (Asks::always), since no operator but look-ups uses it.
 // Then the ranks look it up as often as they would gather it. Or it may be asked for once in a
-// step, and all of it is used later, by the output projection. There a rank may do what it likes:
-//   4. A rank tells the units of rule 3 up to this one, each once, all within the budget. If that
+// step, and all of it is used later, by the output projection. There a rank may leave its plan:
+//   4. The order of rule 3 then has all units up to this one, each once, all within the budget. If
+//   it
 //      is the same on all ranks, they gather these units in this order (`owed_`), even a rank that
 //      leaves its plan: it first gathers those that come before the one that it needs. `start_owed`
 //      gathers the rest, before any other collective of the engine: a rank may compute no more than
@@ -115,8 +117,8 @@ class UnitSource {
     std::function<void()> meanwhile{};
   };
   /// Agrees with the other ranks on a unit that they ask for. If all ranks look up, it returns the
-  /// rows; if they have the same order, which a unit that they ask for once needs, it calls
-  /// `meanwhile` before. Otherwise it returns an undefined tensor, and all ranks gather the unit
+  /// rows. If their orders are the same, it calls `meanwhile` before; a unit that is asked for once
+  /// needs that. Otherwise it returns an undefined tensor, and all ranks gather the unit
   /// now. Collective.
   virtual at::Tensor look_up(int64_t /*unit*/, const LookUp& /*mine*/) { return {}; }
   /// Says that `unit` will be gathered after the units that were named before. A source with a slow
@@ -307,6 +309,7 @@ class Pager {
   void acquire_early(std::unique_lock<std::mutex>& lock, int64_t unit, const UsePart& early);
   void acquire(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start(std::unique_lock<std::mutex>& lock, int64_t unit);
+  void start_agreed(std::unique_lock<std::mutex>& lock, int64_t unit);
   void start_owed(std::unique_lock<std::mutex>& lock, int64_t until);
   void gather(std::unique_lock<std::mutex>& lock, int64_t unit);
   void complete(std::unique_lock<std::mutex>& lock, int64_t unit);

@@ -786,7 +786,7 @@ Trace trace(const LanguageModelConfig& model, int64_t batch, int64_t sequence, i
   const auto found = std::ranges::find(parameters, built->embedding(), &ParameterShape::name);
   if (found != parameters.end() && found->trainable) {
     traced.look_up = {.parameter = found - parameters.begin(),
-                      .use = tied ? LookUpUse::tiles : LookUpUse::rows,
+                      .use = tied ? LookUpUse::tied : LookUpUse::alone,
                       .rows = batch * sequence,
                       .columns = found->sizes.back()};
   }

@@ -234,8 +234,8 @@ at::Tensor weight_from_logits(const std::vector<at::Tensor>& logits, const at::T
     }
     scaled(tile, scale, factor);
   };
-  if (auto* tiles = has_slot ? gradient_tiles(weight) : nullptr) {
-    tiles->take(make);
+  if (auto* taker = has_slot ? gradient_taker(weight) : nullptr) {
+    taker->take(make);
     return {};
   }
   auto whole = at::empty(weight.sizes(), hidden.options());

@@ -1,6 +1,5 @@
 #include "zero/models/layers/projection.h"
 
-#include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -153,8 +152,7 @@ void EmbeddingTableImpl::reset() {
 }
 
 at::Tensor EmbeddingTableImpl::forward(const at::Tensor& indices) {
-  auto rows = row_embedding(weight, indices, padding_);
-  return rows.defined() ? rows : at::embedding(weight, indices, padding_);
+  return row_embedding(weight, indices, padding_);
 }
 
 std::map<std::string, TensorPlace> tile_places(const torch::nn::Module& root) {

@@ -44,8 +44,8 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
     const auto padding = saved.at("padding").toInt();
     auto gradient = saved.at("slot").toTensor();
     saved.clear();  // so that autograd holds the gradient alone, and need not copy it
-    auto* tiles = gradient.numel() == 0 ? gradient_tiles(weight) : nullptr;
-    if (gradient.numel() == 0 && tiles == nullptr) {
+    auto* taker = gradient.numel() == 0 ? gradient_taker(weight) : nullptr;
+    if (gradient.numel() == 0 && taker == nullptr) {
       return {at::embedding_dense_backward(gradients[0], indices, weight.size(0), padding, false),
               {},
               {},
@@ -53,8 +53,8 @@ class TiedEmbedding : public torch::autograd::Function<TiedEmbedding> {
     }
     const auto of_rows = gradient_rows(gradients[0], indices, padding);
     const auto of = indices.reshape({-1});
-    if (tiles != nullptr) {
-      tiles->add_rows(of, of_rows);
+    if (taker != nullptr) {
+      taker->add_rows(of, of_rows);
       return {{}, {}, {}, {}};
     }
     gradient.index_add_(0, of, of_rows);
