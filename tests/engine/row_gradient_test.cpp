@@ -3,6 +3,9 @@
 // engine/look_up_gradient.h).
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/functional/embedding.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
