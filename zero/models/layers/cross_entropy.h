@@ -27,7 +27,7 @@ struct LinearCrossEntropyOptions {
   at::Tensor weight_slot = {};
   /// The gradients of the logits stay until backward, N x V elements, and backward computes from
   /// them the gradient of `weight`, kTileRows rows at a time, and then that of `hidden`. Where the
-  /// collector of the weight's gradients takes tiles (gradient_tiles in base/gradient_place.h) and
+  /// collector of the weight's gradients takes tiles (gradient_taker in base/gradient_place.h) and
   /// there is a slot, it gets them, and the slot stays empty. The results have the same bits. Has
   /// no effect on a device, and where the weight is cast.
   bool weight_in_backward = false;
