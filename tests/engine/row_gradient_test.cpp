@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/engine/counted_step.h"
 #include "tests/engine/worlds.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/comm/group.h"
@@ -112,31 +113,17 @@ Trained trained(World world, const Config& c, int64_t steps, const Loss& loss = 
     Tables model;
     Engine engine(model.ptr(), AdamW{.lr = 1e-2}, c, group);
     Trained mine;
-    const int64_t k = c.gradient_accumulation_steps;
     for (const int64_t p : {0, 1}) {
       const auto& layout = engine.layout();
       mine.tables += layout.unit(layout.unit_of(p)).bytes() / group->size() * (group->size() - 1);
     }
     for (int64_t step = 0; step < steps; ++step) {
-      const auto reduced = group->traffic().count(Collective::reduce_scatter);
-      const auto gathered = group->traffic().count(Collective::all_gather);
-      for (int64_t i = 0; i < k; ++i) {
-        const auto of_pass = loss(engine, model, group->rank(), step * k + i);
-        engine.backward(of_pass);
-        mine.losses.push_back(of_pass.item<float>());
-        const auto result = engine.step();
-        if (result.boundary) mine.norms.push_back(result.grad_norm);
-      }
+      const auto sent = counted_step(
+          engine, *group, step,
+          [&](int64_t pass) { return loss(engine, model, group->rank(), pass); }, mine);
       EXPECT_EQ(group->ledger()->usage(Category::gathered_units).current, 0);
-      auto sums = group->traffic().count(Collective::reduce_scatter);
-      sums -= reduced;
-      auto gathers = group->traffic().count(Collective::all_gather);
-      gathers -= gathered;
-      const auto formula = engine.traffic_formula();
-      EXPECT_EQ(sums.logical_bytes, formula.reduce_scatter) << "step " << step;
-      EXPECT_EQ(sums.link_bytes, formula.reduce_scatter_link) << "step " << step;
-      mine.reduced.push_back(sums.logical_bytes);
-      mine.gathered.push_back(gathers.logical_bytes);
+      mine.reduced.push_back(sent.reduce_scatters.logical_bytes);
+      mine.gathered.push_back(sent.all_gathers.logical_bytes);
     }
     mine.weights = weights(engine);
     return mine;

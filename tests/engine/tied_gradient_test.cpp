@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/engine/counted_step.h"
 #include "tests/engine/worlds.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/base/gradient_place.h"
@@ -29,8 +30,6 @@
 
 namespace zero {
 namespace {
-
-using comm::Collective;
 
 constexpr World kThreeByOne{3, 1};
 
@@ -92,26 +91,13 @@ Trained trained(World world, const Config& c, int64_t steps, const Loss& loss, i
     auto model = make_model();
     Engine engine(model.ptr(), AdamW{.lr = 1e-2}, c, group);
     Trained mine;
-    const int64_t k = c.gradient_accumulation_steps;
     for (int64_t step = 0; step < steps; ++step) {
-      const auto before = group->traffic().count(Collective::reduce_scatter);
-      const auto gathers_before = group->traffic().count(Collective::all_gather);
-      for (int64_t i = 0; i < k; ++i) {
-        const auto of_pass = loss(model, group->rank(), step * k + i);
-        engine.backward(of_pass);
-        const auto result = engine.step();
-        mine.losses.push_back(of_pass.item<float>());
-        if (result.boundary) mine.norms.push_back(result.grad_norm);
-      }
-      auto counted = group->traffic().count(Collective::reduce_scatter);
-      counted -= before;
-      mine.sums.push_back(counted.calls);
+      const auto sent = counted_step(
+          engine, *group, step, [&](int64_t pass) { return loss(model, group->rank(), pass); },
+          mine);
+      mine.sums.push_back(sent.reduce_scatters.calls);
+      mine.gathered.push_back({sent.all_gathers.logical_bytes, sent.all_gathers.link_bytes});
       const auto formula = engine.traffic_formula();
-      EXPECT_EQ(counted.logical_bytes, formula.reduce_scatter) << "step " << step;
-      EXPECT_EQ(counted.link_bytes, formula.reduce_scatter_link) << "step " << step;
-      auto gathers = group->traffic().count(Collective::all_gather);
-      gathers -= gathers_before;
-      mine.gathered.push_back({gathers.logical_bytes, gathers.link_bytes});
       mine.formula.push_back({formula.all_gather, formula.all_gather_link});
     }
     mine.weights = weights(engine);

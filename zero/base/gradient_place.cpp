@@ -16,7 +16,7 @@ GradientPlace* collector_of(const at::Tensor& parameter) {
   return dynamic_cast<GradientPlace*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
 }
 
-// Returns the collector if the parameter's gradient may be taken in rows, or null.
+// Returns the collector if the parameter's gradient may be taken as rows, or null.
 GradientPlace* collector_of_rows(const at::Tensor& parameter, const at::Tensor& indices) {
   auto* collector = collector_of(parameter);
   if (collector == nullptr || !parameter.is_cpu() || parameter.dim() != 2 ||

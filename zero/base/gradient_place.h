@@ -18,7 +18,7 @@ inline constexpr int64_t kTileRows = 2048;
 
 /// A look-up of rows that has been announced. Its operator's backward function keeps it.
 struct AnnouncedLookUp : torch::CustomClassHolder {
-  explicit AnnouncedLookUp(at::Tensor rows) : indices(std::move(rows)) {}
+  explicit AnnouncedLookUp(at::Tensor looked_up) : indices(std::move(looked_up)) {}
   at::Tensor indices;              ///< (...) int64
   std::atomic<bool> given{false};  ///< the backward function has run
   /// Called when the last owner has gone; a weak pointer keeps the object.
@@ -89,9 +89,9 @@ double loss_factor(const at::Tensor& parameter);
 bool shows_gradient(const at::Tensor& parameter);
 
 /// Return what the collector of this parameter's gradients does, if there is one: see
-/// GradientPlace. A gradient is in tiles or rows only if no hook of the user's waits for it and the
-/// weight is not cast. It is in tiles if the gradients of the logits, which then stay until
-/// backward, take no more memory than that of the weight: if there are no more indices than
+/// GradientPlace. A gradient is given in tiles or as rows only if no hook of the user's waits for
+/// it and the weight is not cast. It is in tiles if the gradients of the logits, which then stay
+/// until backward, take no more memory than that of the weight: if there are no more indices than
 /// columns. A look-up in a backward pass (recomputation) is not announced.
 bool announce_rows(const at::Tensor& parameter, const at::Tensor& indices);
 c10::intrusive_ptr<AnnouncedLookUp> announce_look_up(const at::Tensor& parameter,

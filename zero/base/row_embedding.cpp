@@ -11,7 +11,7 @@
 namespace zero {
 namespace {
 
-// Apart from the tensors that autograd looks at.
+// Autograd takes tensors for inputs only where they are arguments, and not in here.
 struct Found {
   at::Tensor rows;
   c10::intrusive_ptr<AnnouncedLookUp> announced;

@@ -64,6 +64,11 @@ MessageBytes reduce_scatter(const partition::Cluster& cluster, int64_t numel,
 
 partition::Wire raw(at::ScalarType dtype) { return {.bits = 8 * bytes(dtype)}; }
 
+// Returns one of `count` messages of the same size.
+MessageBytes one_of(const MessageBytes& all, int64_t count) {
+  return {.sent = all.sent / count, .leaves = all.leaves / count};
+}
+
 // Sets the messages of a step's look-ups in a unit.
 void set_look_ups(const PlannedStep& step, int64_t unit, UnitMessages& messages) {
   const auto& plan = plan_of(step, unit);
@@ -138,8 +143,7 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
     if (step.kept_on_hosts && !step.in_place) {
       costs.gather = messages.gather_in_host.sent;
     } else if (!step.in_place) {
-      costs.gather = messages.rows_replace > 0 ? link(messages.rows) / messages.rows_replace
-                                               : link(messages.gather);
+      costs.gather = link(messages.gather_in_pass());
     }
     if (plan.comes_up()) costs.gather_up = plan.owned.size() * bytes(plan.dtype);
     if (plan.parameters_at == Tier::disk)
@@ -147,12 +151,8 @@ paging::UnitCosts costs_of(const PlannedStep& step, int64_t unit, const DiskTier
   }
   if (!plan.trainable) return costs;
   if (publishes(step)) costs.publish = link(messages.gather);
-  if (messages.look_ups_replace > 0) {
-    costs.reduce = link(messages.look_ups) / messages.look_ups_replace;
-  } else {
-    costs.reduce = link(messages.reduce.front());
-    costs.reduce_at_end = link(messages.look_ups);
-  }
+  costs.reduce = link(messages.reduce_in_pass());
+  if (messages.look_ups_replace == 0) costs.reduce_at_end = link(messages.look_ups);
   (plan.gradients.defers ? costs.reduce_at_end : costs.reduce) +=
       link(messages.reduce_over_replicas.front()) + link(messages.gather_over_replicas.front());
   if (messages.rows_replace == 0) costs.publish += link(messages.rows);
@@ -320,16 +320,24 @@ void plan_look_up(PlannedStep& step, const PlannedLookUp& look_up) {
       .unit = unit, .numel = passes * ranks * message, .replaces = tied ? 0 : passes};
   const bool suits = plan.trainable && plan.gradients_at == Tier::device &&
                      plan.gradients.sends_as_made(plan.dtype) && whole.segments.size() == 1 &&
-                     kLookUpShare * ranks * message <= whole.numel;
+                     are_few(ranks * message, whole.numel);
   if (!suits) return;
   step.look_ups = {messages};
   if (step.sharded.parameters && !step.kept_on_hosts && plan.parameters_at == Tier::device &&
-      !plan.parameter_link.quantised() && kLookUpShare * messages.numel <= whole.numel)
+      !plan.parameter_link.quantised() && are_few(messages.numel, whole.numel))
     step.rows = {messages};
 }
 
 int64_t disk_update_memory(const PlannedStep& step, int64_t buffer_count) {
   return DiskTier::update_memory(arrays_on_disk(step), buffer_count);
+}
+
+MessageBytes UnitMessages::gather_in_pass() const {
+  return rows_replace > 0 ? one_of(rows, rows_replace) : gather;
+}
+
+MessageBytes UnitMessages::reduce_in_pass() const {
+  return look_ups_replace > 0 ? one_of(look_ups, look_ups_replace) : reduce.front();
 }
 
 UnitMessages unit_messages(const PlannedStep& step, int64_t u) {

@@ -107,6 +107,10 @@ struct UnitMessages {
   /// Their count, where they are in the place of `reduce` and `gather`.
   int64_t look_ups_replace = 0;
   int64_t rows_replace = 0;
+
+  /// Return the message of the unit in a pass: of all of it, or of the rows in its place.
+  MessageBytes gather_in_pass() const;
+  MessageBytes reduce_in_pass() const;
 };
 UnitMessages unit_messages(const PlannedStep& step, int64_t unit);
 

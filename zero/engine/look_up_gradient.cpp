@@ -111,7 +111,7 @@ bool LookUpGradient::begin_pass(const GradientReduction::Pass& pass, bool has_su
   Pass begun{.use = expected_,
              .announced = mine.announced,
              .shares = RowShares(context_.layout, unit_, agreed->rows, columns)};
-  if (!are_few(begun.shares.all(), context_.layout, unit_)) return false;
+  if (!are_few(begun.shares.all(), context_.layout.unit(unit_).numel)) return false;
   begun.accumulates = has_sum;
   begun.rows = at::tensor(agreed->rows, at::kLong);
   const int64_t rows = begun.rows.numel();

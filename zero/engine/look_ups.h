@@ -9,6 +9,8 @@ namespace zero {
 
 /// Messages of rows have at most this part of the weight's elements: one in so many.
 inline constexpr int64_t kLookUpShare = 8;
+/// Returns whether messages of `numel` elements are few enough beside a unit of `whole` elements.
+constexpr bool are_few(int64_t numel, int64_t whole) { return kLookUpShare * numel <= whole; }
 
 /// The use of a weight in a step, as far as its rows may travel without it.
 enum class LookUpUse : uint8_t {

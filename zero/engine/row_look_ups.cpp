@@ -86,10 +86,6 @@ bool RowLookUps::suits(int64_t unit) const {
          table_.layout().unit(unit).segments.size() == 1;
 }
 
-bool are_few(int64_t numel, const partition::Layout& layout, int64_t unit) {
-  return kLookUpShare * numel <= layout.unit(unit).numel;
-}
-
 void RowLookUps::expect(const std::vector<ExpectedLookUp>& expected) {
   of_last_step_.clear();
   for (const auto& [unit, found] : units_) {
@@ -124,7 +120,7 @@ at::Tensor RowLookUps::look_up(int64_t unit, const paging::UnitSource::LookUp& m
   const auto agreed = agree_on_rows(table_.group(), count, indices, mine.order, table_.label(unit));
   if (!agreed || (once && !agreed->same_order)) return {};
   const RowShares shares(layout, unit, agreed->rows, columns);
-  if (!are_few(of_step.numel + shares.all(), layout, unit)) return {};
+  if (!are_few(of_step.numel + shares.all(), layout.unit(unit).numel)) return {};
   if (agreed->same_order) mine.meanwhile();
   up_to_date();
   auto shape = indices.sizes().vec();

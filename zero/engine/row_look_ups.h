@@ -74,10 +74,6 @@ struct RowShares {
   int64_t message = 0;  ///< elements of the rows of the owner that has most of them, rounded up
 };
 
-/// Returns whether messages of so many elements are few enough to take the place of a unit's:
-/// kLookUpShare.
-bool are_few(int64_t numel, const partition::Layout& layout, int64_t unit);
-
 /// Fetches rows of weights.
 class RowLookUps {
  public:

@@ -96,16 +96,20 @@ Pins pin(const Uses& uses) {
   return pins;
 }
 
+// Returns the keys that come after the pager's.
+c10::DispatchKeySet below(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey);
+}
+
 void page_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto uses = find_uses(op.schema(), *stack);
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey);
   if (uses.empty()) {
-    op.redispatchBoxed(below, stack);
+    op.redispatchBoxed(below(keys), stack);
     return;
   }
   const auto pins = pin(uses);
   const c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
-  op.redispatchBoxed(below, stack);
+  op.redispatchBoxed(below(keys), stack);
 }
 
 // Returns the whole rows of `weight`, which begins at element `offset` of its unit, in a part of
@@ -150,9 +154,8 @@ at::Tensor embedding_paged(c10::DispatchKeySet keys, const at::Tensor& weight,
   }
   const auto pins = pin(uses);
   const c10::impl::ExcludeDispatchKeyGuard guard(kPagedKey);
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey);
-  return at::redispatch::embedding_symint(below, weight, indices, std::move(padding), by_frequency,
-                                          sparse);
+  return at::redispatch::embedding_symint(below(keys), weight, indices, std::move(padding),
+                                          by_frequency, sparse);
 }
 
 // Does the work of zero::use_weight.

@@ -103,13 +103,7 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
   const double pcie = cluster.device.pcie;
   const double disk = cluster.nvme / ranks;
   UnitCosts times = bytes;
-  // One of the messages that are in the place of others.
-  const auto one = [](const MessageBytes& all, int64_t count) {
-    return MessageBytes{.sent = all.sent / count, .leaves = all.leaves / count};
-  };
-  const int64_t gather = ns(seconds(
-      messages.rows_replace > 0 ? one(messages.rows, messages.rows_replace) : messages.gather,
-      shard_group));
+  const int64_t gather = ns(seconds(messages.gather_in_pass(), shard_group));
   times.gather = bytes.gather == 0 ? 0
                  : step.kept_on_hosts
                      ? ns(seconds(messages.gather_in_host, {1, shard_group.ranks_a_host}))
@@ -119,13 +113,11 @@ UnitCosts times_of(const PlannedStep& step, int64_t u, const UnitCosts& bytes,
                       ? ns(seconds(messages.rows, shard_group))
                       : gather;
   const auto& sharded = step.sharded;
-  const bool by_rows = messages.look_ups_replace > 0;
   const double reduce =
-      by_rows ? seconds(one(messages.look_ups, messages.look_ups_replace), shard_group)
-              : seconds(messages.reduce.front(), sharded.optimizer ? shard_group : grid.all());
+      seconds(messages.reduce_in_pass(), sharded.optimizer ? shard_group : grid.all());
   const double over_replicas = seconds(messages.reduce_over_replicas.front(), grid.same_slices()) +
                                seconds(messages.gather_over_replicas.front(), grid.same_slices());
-  const bool looks_up = messages.look_ups.sent > 0 && !by_rows;
+  const bool looks_up = messages.look_ups.sent > 0 && messages.look_ups_replace == 0;
   const bool deferred = bytes.reduce_at_end > 0 && !looks_up;  // it has no replicas
   times.reduce = bytes.reduce == 0 ? 0 : ns(reduce + (deferred ? 0 : over_replicas));
   times.reduce_at_end = looks_up   ? ns(seconds(messages.look_ups, shard_group))

@@ -14,7 +14,7 @@
 namespace zero {
 namespace {
 
-// Apart from the tensors that autograd looks at.
+// Autograd takes tensors for inputs only where they are arguments, and not in here.
 struct Slot {
   at::Tensor gradient;
   at::Tensor rows;  // of the weight; undefined: it is to be read
